@@ -47,14 +47,14 @@ func (c *Config) Validate() []error {
 			errs = append(errs, s.Options.Pos.Errorf("services.%s.guard: "+format, append([]any{s.Name}, a...)...))
 		}
 		if s.Limit == 0 && s.Each == 0 {
-			fail("no limit: say limit, for all its datagrams, or each, for those of one address and port; like limit: 20kpps")
+			fail("no limit: set limit, for all datagrams, or each, for each address and port, like limit: 20kpps")
 		}
 		if len(s.udp()) == 0 {
-			fail("the service listens to no UDP, and a guard limits nothing else: add a listen like %q, or leave guard out", "udp :53")
+			fail("the service has no UDP listen, and a guard limits only UDP: add a listen like %q, or omit guard", "udp :53")
 		}
 		for i, name := range s.Interfaces {
 			if name == "" || len(name) > 15 || strings.ContainsAny(name, "/ \t\n:") {
-				fail("interface %q: want the name of one, of at most 15 bytes", name)
+				fail("interface %q: want an interface name of at most 15 bytes", name)
 			} else if slices.Contains(s.Interfaces[:i], name) {
 				fail("interface %q: named twice", name)
 			}
@@ -101,7 +101,7 @@ func overlaps(others []Service, s Service) error {
 		for _, e := range s.udp() {
 			for _, f := range o.udp() {
 				if e.Overlaps(f) {
-					return s.Options.Pos.Errorf("services.%s.guard: %s is guarded by service %s already", s.Name, e, o.Name)
+					return s.Options.Pos.Errorf("services.%s.guard: %s is already guarded by service %s", s.Name, e, o.Name)
 				}
 			}
 		}

@@ -27,7 +27,7 @@ func (Feature) Claims(c Config) (out []feature.Claim) {
 	for _, s := range c.Services {
 		for _, device := range s.Interfaces {
 			out = append(out, feature.Claim{Pos: s.Options.Pos, Object: fmt.Sprintf("services.%s.guard", s.Name), Location: feature.XDPLocation(device), Netns: s.Netns,
-				Remedy: "leave interfaces out of the guard, which then decides at the sockets"})
+				Remedy: "omit interfaces of the guard: it then works at the sockets"})
 		}
 	}
 	return out

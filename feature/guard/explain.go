@@ -47,7 +47,7 @@ func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]f
 	if len(service.Interfaces) > 0 {
 		s.Stage = feature.StageXDP
 		if !slices.Contains(service.Interfaces, p.Interface) {
-			s.Text = fmt.Sprintf("it decides at %s, and the packet comes by %s: it passes", service.location(), p.Interface)
+			s.Text = fmt.Sprintf("it works at %s, and the packet arrives at %s: it passes", service.location(), p.Interface)
 			return append(sights, s), nil
 		}
 	}
@@ -85,11 +85,11 @@ func decide(r *kernel.Root, rec record, packet feature.Packet, s *feature.Verdic
 	case chance == 1:
 		s.Text += "passes"
 	case p.Service.DryRun:
-		s.Text += fmt.Sprintf("would be refused with a chance of %.0f %%, and passes since it is a dry run", 100-100*chance)
+		s.Text += fmt.Sprintf("would be refused with a chance of %.0f %%, but passes in a dry run", 100-100*chance)
 	case chance == 0:
-		s.Text += "is refused: weir guard status says whom it refuses"
+		s.Text += "is refused: weir guard status shows the refused sources"
 	default:
-		s.Text += fmt.Sprintf("passes with a chance of %.0f %%: weir guard status says whom it refuses", 100*chance)
+		s.Text += fmt.Sprintf("passes with a chance of %.0f %%: weir guard status shows the refused sources", 100*chance)
 	}
 	return nil
 }
@@ -129,7 +129,7 @@ func (p published) chance(o *kernel.Opened, packet feature.Packet) (chance float
 	err = o.Maps[pinEach].Lookup(k, &v)
 	known := err == nil
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return 0, nil, 0, fmt.Errorf("reading what a destination got: %w", err)
+		return 0, nil, 0, fmt.Errorf("read the destination's state: %w", err)
 	}
 	// Read the state after loading, because the burst refills during the load.
 	now = kernel.Monotonic()
@@ -149,7 +149,7 @@ func (p published) chance(o *kernel.Opened, packet feature.Packet) (chance float
 			err = nil
 		}
 		if err != nil {
-			return 0, nil, 0, fmt.Errorf("copying what a destination got: %w", err)
+			return 0, nil, 0, fmt.Errorf("copy the destination's state: %w", err)
 		}
 		passes, err := sim.Passes(now+uint64(i)*caseEvery, frame)
 		if err != nil {

@@ -100,7 +100,7 @@ func TestExplainIsWhatHappens(t *testing.T) {
 	flood(t, s.LocalAddr(), 200)
 	s.Close()
 	p := feature.Packet{Proto: "udp", From: netip.MustParseAddrPort("127.0.0.1:9"), To: netip.MustParseAddrPort("127.0.0.1:5300"), Inode: ns.Inode(), Interface: "lo"}
-	if s := explain(t, w, p); !strings.Contains(s[0].Text, "would be refused with a chance of") || !strings.Contains(s[0].Text, "passes since it is a dry run") {
+	if s := explain(t, w, p); !strings.Contains(s[0].Text, "would be refused with a chance of") || !strings.Contains(s[0].Text, "but passes in a dry run") {
 		t.Errorf("dry run: %+v", s)
 	}
 }

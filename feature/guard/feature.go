@@ -38,7 +38,7 @@ func (Feature) Needs(c Config) []kernel.Need {
 	}
 	sockets.Optional = !slices.ContainsFunc(c.Services, at(false))
 	frames.Optional = !slices.ContainsFunc(c.Services, at(true))
-	frames.For, frames.Remedy = "guard at interfaces", "leave interfaces out: the guard then decides at the sockets"
+	frames.For, frames.Remedy = "guard at interfaces", "omit interfaces: the guard then works at the sockets"
 	return []kernel.Need{swap, sockets, probe.PacketNetnsCookie, frames}
 }
 
@@ -81,7 +81,7 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 	}
 	plan.Steps = append(plan.Steps, late.Steps...)
 	if probe.PacketNetnsCookie.Check() != nil && slices.ContainsFunc(want.Services, func(s Service) bool { return len(s.Interfaces) == 0 }) {
-		plan.Warn("this kernel does not tell a guard at sockets which network namespace it is in (Linux 6.15): datagrams to the same address and port in other namespaces are charged to it, too; interfaces: has it decide there")
+		plan.Warn("guards at sockets also count datagrams to the same address and port in other network namespaces, because this kernel does not report the namespace (Linux 6.15): set interfaces to decide there")
 	}
 	return plan, nil
 }
@@ -148,11 +148,11 @@ func (t target) warnOfInterfaces(plan *feature.Plan, ns *netns.Handle, have Stat
 		for _, name := range t.Service.Interfaces {
 			index, err := interfaceIndex(name)
 			if errors.Is(err, errNoInterface) {
-				plan.Warn("guard of service %s in %s: there is no interface %s: until it comes nothing is limited there; then weir serve attaches the guard, and weir apply does", t.Service.Name, ns, name)
+				plan.Warn("guard of service %s in %s: there is no interface %s: nothing is limited there until weir serve, or weir apply, attaches the guard", t.Service.Name, ns, name)
 			} else if err != nil {
 				return t.Service.Options.Pos.Errorf("services.%s.guard: interface %q: %v in %s", t.Service.Name, name, err, ns)
 			} else if program, about := (kernel.XDP{Ifindex: index, Device: name}).Occupant(); program != 0 && !have.limits(t.instance.Scope, name) {
-				plan.Warn("guard of service %s in %s: XDP of %s has %s: weir apply refuses the guard while that is there", t.Service.Name, ns, name, about)
+				plan.Warn("guard of service %s in %s: XDP of %s is occupied by %s: weir apply rejects the guard until it is detached", t.Service.Name, ns, name, about)
 			}
 		}
 		return nil

@@ -199,7 +199,7 @@ func TestInterfaceComesAndGoes(t *testing.T) {
 	dns.Netns = wire.NameB
 	w.apply(dns)
 	defer w.apply()
-	if p := w.state("dns").Problem; !strings.HasPrefix(p, "there is no interface late0: weir serve attaches") {
+	if p := w.state("dns").Problem; !strings.HasPrefix(p, "there is no interface late0: weir serve, or weir apply, attaches") {
 		t.Errorf("without the interface: problem %q", p)
 	}
 	if said := w.apply(dns); len(said) > 0 {
@@ -308,10 +308,10 @@ func attached(t *testing.T, w *world) {
 
 func TestConfigErrors(t *testing.T) {
 	for want, s := range map[string]Service{
-		"no limit":          guarded(t, "a", Options{}, "udp :53"),
-		"listens to no UDP": guarded(t, "a", Options{Limit: 5}, "tcp :53"),
-		"named twice":       guarded(t, "a", Options{Limit: 5, Interfaces: []string{"v0", "v0"}}, "udp :53"),
-		"want the name of":  guarded(t, "a", Options{Limit: 5, Interfaces: []string{""}}, "udp :53"),
+		"no limit":               guarded(t, "a", Options{}, "udp :53"),
+		"has no UDP listen":      guarded(t, "a", Options{Limit: 5}, "tcp :53"),
+		"named twice":            guarded(t, "a", Options{Limit: 5, Interfaces: []string{"v0", "v0"}}, "udp :53"),
+		"want an interface name": guarded(t, "a", Options{Limit: 5, Interfaces: []string{""}}, "udp :53"),
 	} {
 		c := Config{[]Service{s}}
 		if errs := c.Validate(); len(errs) != 1 || !strings.Contains(errs[0].Error(), want) {
@@ -324,7 +324,7 @@ func TestConfigErrors(t *testing.T) {
 	}
 	w := newWorld(t)
 	for want, services := range map[string][]Service{
-		"is guarded by service a already":  {guarded(t, "a", Options{Limit: 5}, "udp :53"), guarded(t, "b", Options{Limit: 5}, "udp4 :53")},
+		"is already guarded by service a":  {guarded(t, "a", Options{Limit: 5}, "udp :53"), guarded(t, "b", Options{Limit: 5}, "udp4 :53")},
 		"has more than 8 guarded prefixes": {guarded(t, "a", Options{Limit: 5}, "udp 10.0.0.1:53", "udp 10.0.0.2:53", "udp 10.0.0.3:53", "udp 10.0.0.4:53", "udp 10.0.0.5:53", "udp 10.0.0.6:53", "udp 10.0.0.7:53", "udp 10.0.0.8:53", "udp 10.0.0.9:53")},
 	} {
 		if said, err := applyTo(w.root, Config{services}); err == nil || !strings.Contains(err.Error(), want) {

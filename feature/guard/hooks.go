@@ -84,7 +84,7 @@ func openHooks(l *kernel.WriteLock, ref string, id netns.ID) (_ *hooks, err erro
 	for pin, name := range sharedMaps {
 		m, err := ebpf.NewMap(spec.Maps[name])
 		if err != nil {
-			return nil, fmt.Errorf("making the map %s: %w", name, err)
+			return nil, fmt.Errorf("create map %s: %w", name, err)
 		}
 		defer m.Close()
 		pins.Maps[pin] = m
@@ -214,7 +214,7 @@ func (h *hooks) putStates(all []record, failed failures) error {
 		}
 		for _, pin := range []string{pinStates, pinEach} {
 			if err := h.pins.Maps[pin].Delete(i); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-				return fmt.Errorf("taking guard %d out of place: %w", i, err)
+				return fmt.Errorf("remove guard %d: %w", i, err)
 			}
 		}
 	}

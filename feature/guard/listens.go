@@ -48,7 +48,7 @@ func listens(all []destination) (map[bpf.GuardGuardListenKey]listenLayout, error
 			k := bpf.GuardGuardListenKey{Port: guardstate.NetworkOrder(port), Family: family}
 			l := out[k]
 			if !l.add(d) && port != 0 {
-				return nil, fmt.Errorf("port %d of IPv%d has more than %d guarded prefixes: guard a prefix that covers them", d.port, family, maxPrefixes)
+				return nil, fmt.Errorf("port %d of IPv%d has more than %d guarded prefixes: guard a common prefix instead", d.port, family, maxPrefixes)
 			}
 			out[k] = l
 		}
@@ -98,7 +98,7 @@ func foreign(m *ebpf.Map, known map[uint16]bool) (out []destination, err error) 
 		}
 	}
 	if err := it.Err(); err != nil {
-		return nil, fmt.Errorf("reading what is guarded: %w", err)
+		return nil, fmt.Errorf("read the guarded destinations: %w", err)
 	}
 	return out, nil
 }
@@ -108,7 +108,7 @@ func foreign(m *ebpf.Map, known map[uint16]bool) (out []destination, err error) 
 func reconcileListens(m *ebpf.Map, want map[bpf.GuardGuardListenKey]listenLayout) error {
 	for k, v := range want {
 		if err := m.Put(k, v); err != nil {
-			return fmt.Errorf("guarding port %d: %w", guardstate.NetworkOrder(k.Port), err)
+			return fmt.Errorf("guard port %d: %w", guardstate.NetworkOrder(k.Port), err)
 		}
 	}
 	var have []bpf.GuardGuardListenKey
@@ -119,14 +119,14 @@ func reconcileListens(m *ebpf.Map, want map[bpf.GuardGuardListenKey]listenLayout
 		have = append(have, k)
 	}
 	if err := it.Err(); err != nil {
-		return fmt.Errorf("reading what is guarded: %w", err)
+		return fmt.Errorf("read the guarded destinations: %w", err)
 	}
 	for _, k := range have {
 		if _, ok := want[k]; ok {
 			continue
 		}
 		if err := m.Delete(k); err != nil {
-			return fmt.Errorf("guarding port %d no more: %w", guardstate.NetworkOrder(k.Port), err)
+			return fmt.Errorf("stop guarding port %d: %w", guardstate.NetworkOrder(k.Port), err)
 		}
 	}
 	return nil

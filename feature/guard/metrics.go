@@ -27,17 +27,17 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	packetsDesc   = desc("packets_total", "Packets that a guard decided, by the tier of what their source has earned.", "tier", "verdict")
-	malformedDesc = desc("malformed_packets_total", "Packets that were refused because their headers cannot be read to their end.")
-	limitDesc     = desc("limit_packets_per_second", "The limit of all packets of the service.")
-	eachDesc      = desc("each_limit_packets_per_second", "The limit of the packets to each of the service's addresses and ports.")
-	reservedDesc  = desc("reserved_packets_per_second", "What known sources have reserved of the limit.")
-	ownersDesc    = desc("reservation_owners", "Sources that have reserved a part of the limit.")
-	attackDesc    = desc("under_attack", "Whether something was refused in the last few seconds.")
-	dryDesc       = desc("dry_run", "Whether what is refused passes all the same.")
-	topDesc       = desc("top_refused_packets_per_second", "Refused packets of the heaviest patterns, about.", "level", "pattern")
-	problemDesc   = desc("problem", "Whether something keeps the guard from deciding.")
-	upDesc        = prometheus.NewDesc("weir_guard_up", "Whether all pins could be read.", nil, nil)
+	packetsDesc   = desc("packets_total", "Packets decided by a guard, by verdict and the tier of their source.", "tier", "verdict")
+	malformedDesc = desc("malformed_packets_total", "Packets refused because of incomplete or malformed headers.")
+	limitDesc     = desc("limit_packets_per_second", "Limit for all packets of the service.")
+	eachDesc      = desc("each_limit_packets_per_second", "Limit for packets to each address and port of the service.")
+	reservedDesc  = desc("reserved_packets_per_second", "Part of the limit reserved by known sources.")
+	ownersDesc    = desc("reservation_owners", "Number of sources with a reservation.")
+	attackDesc    = desc("under_attack", "1 if packets were refused in the last few seconds, else 0.")
+	dryDesc       = desc("dry_run", "1 if refused packets pass, else 0.")
+	topDesc       = desc("top_refused_packets_per_second", "Estimated refused packets of the heaviest patterns.", "level", "pattern")
+	problemDesc   = desc("problem", "1 if the guard is not in effect, else 0.")
+	upDesc        = prometheus.NewDesc("weir_guard_up", "1 if all pins were readable, else 0.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
@@ -101,8 +101,8 @@ func (g *GuardState) notLocal() (out []feature.Finding) {
 		return []feature.Finding{{Object: g.Service, Text: err.Error()}}
 	}
 	for _, p := range absent {
-		out = append(out, feature.Finding{Object: g.Service, Text: fmt.Sprintf("%s of its listens is not of this host: no packet to it reaches a socket, or this guard", p),
-			Remedy: "correct listen, or say interfaces to limit packets that go on to other hosts"})
+		out = append(out, feature.Finding{Object: g.Service, Text: fmt.Sprintf("its listen address %s is not local: no packet to it reaches a socket or this guard", p),
+			Remedy: "correct listen, or set interfaces to limit forwarded packets"})
 	}
 	return out
 }
@@ -133,7 +133,7 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 		out = append(out, g.notLocal()...)
 	}
 	if len(st.outdated) > 0 {
-		out = append(out, feature.Finding{Object: "guards", Text: "their programs are another weir's", Remedy: "weir upgrade puts this one's in their place; no packet is missed"})
+		out = append(out, feature.Finding{Object: "guards", Text: "programs loaded by another weir version", Remedy: "weir upgrade replaces them without missing a packet"})
 	}
 	return append(out, feature.UnreadFindings(st.Unreadable)...), err
 }

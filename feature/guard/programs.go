@@ -65,13 +65,13 @@ func load(c constants, share map[string]*ebpf.Map, hooks ...Hook) (*kernel.Colle
 // put stores a guard's maps at index i for the programs. each may be nil.
 func put(c *kernel.Collection, i uint32, state, each *ebpf.Map) error {
 	if err := c.Maps[bpf.GuardMapGuardStates].Put(i, state); err != nil {
-		return fmt.Errorf("putting a guard in place: %w", err)
+		return fmt.Errorf("store the guard's state: %w", err)
 	}
 	if each == nil {
 		return nil
 	}
 	if err := c.Maps[bpf.GuardMapGuardTargets].Put(i, each); err != nil {
-		return fmt.Errorf("putting a guard's destinations in place: %w", err)
+		return fmt.Errorf("store the guard's destinations: %w", err)
 	}
 	return nil
 }

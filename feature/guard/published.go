@@ -51,7 +51,7 @@ func (f failures) others(service string) string {
 	var out []string
 	for _, name := range slices.Sorted(maps.Keys(f)) {
 		if name != service {
-			out = append(out, fmt.Sprintf("the guard of service %s still is not in force: %v", name, f[name]))
+			out = append(out, fmt.Sprintf("the guard of service %s is still not in force: %v", name, f[name]))
 		}
 	}
 	return strings.Join(out, "; ")
@@ -98,10 +98,10 @@ func (t *target) allocateIndex(l *kernel.WriteLock) (before *record, err error) 
 		delete(free, o.Spec.Index)
 	}
 	if err := unreadable.err(); err != nil {
-		return nil, fmt.Errorf("cannot allocate an index for the guard beside one that cannot be read (weir remove guard removes all of them): %w", err)
+		return nil, fmt.Errorf("allocate a guard index: another guard is unreadable (weir remove guard removes all guards): %w", err)
 	}
 	if len(free) == 0 {
-		return nil, fmt.Errorf("the namespace has %d guards already, which is the most", maxGuards)
+		return nil, fmt.Errorf("allocate a guard index: the namespace already has the maximum of %d guards", maxGuards)
 	}
 	t.Index = slices.Min(slices.Collect(maps.Keys(free)))
 	return nil, nil //nolint:nilnil // neither a guard nor an error
@@ -136,7 +136,7 @@ func (t target) publish(l *kernel.WriteLock) (note string, err error) {
 	}
 	if err != nil {
 		if back := t.rollBack(l, before, form); back != nil && back.Error() != err.Error() {
-			err = fmt.Errorf("%w; and it could not be made what it was before: %w", err, back)
+			err = fmt.Errorf("%w; restore the previous guard: %w", err, back)
 		}
 		return "", err
 	}

@@ -114,7 +114,7 @@ func TestNotAttachedNotThere(t *testing.T) {
 	dns := func(o Options) Service { return guarded(t, "dns", o, "udp :5300").in(wire.NameB) }
 	at := Options{Limit: 50, Interfaces: []string{nstest.WireDevice}}
 	plan, err := Feature{}.Plan(t.Context(), State{}, Config{[]Service{dns(at)}})
-	if err != nil || len(plan.Warnings) == 0 || !strings.Contains(plan.Warnings[0], `XDP of `+nstest.WireDevice+` has program`) {
+	if err != nil || len(plan.Warnings) == 0 || !strings.Contains(plan.Warnings[0], `XDP of `+nstest.WireDevice+` is occupied by program`) {
 		t.Errorf("the plan warns of %q, %v", plan.Warnings, err)
 	}
 	if _, err := applyTo(w.root, Config{[]Service{dns(at)}}); !errors.Is(err, kernel.ErrOccupied) {
@@ -242,7 +242,7 @@ func TestOthersHold(t *testing.T) {
 	}
 	defer ns.Close()
 	note, err := target{published{Service: at("c", "udp :5302", 200), Netns: wire.NameB}, guards.Name(kernel.ScopeOf(ns), "c"), netns.ID{Inode: ns.Inode()}}.publish(l)
-	if err != nil || !strings.Contains(note, "service a still is not in force") {
+	if err != nil || !strings.Contains(note, "service a is still not in force") {
 		t.Errorf("note %q, %v", note, err)
 	}
 	for name, want := range map[string]error{"a": kernel.ErrOccupied, "c": nil} {

@@ -138,7 +138,7 @@ func (p published) found(o *kernel.Opened, state *ebpf.Map) (bool, error) {
 	if err := o.Maps[pinStates].Lookup(uint32(p.Index), &there); errors.Is(err, ebpf.ErrKeyNotExist) {
 		return false, nil
 	} else if err != nil {
-		return false, fmt.Errorf("reading which guards are in place: %w", err)
+		return false, fmt.Errorf("read the guard states: %w", err)
 	}
 	if ebpf.MapID(there) != id {
 		return false, nil
@@ -155,7 +155,7 @@ func (p published) found(o *kernel.Opened, state *ebpf.Map) (bool, error) {
 		if err := o.Maps[pinListens].Lookup(k, &l); errors.Is(err, ebpf.ErrKeyNotExist) {
 			return false, nil
 		} else if err != nil {
-			return false, fmt.Errorf("reading what is guarded: %w", err)
+			return false, fmt.Errorf("read the guarded destinations: %w", err)
 		}
 		for i := range v.Count {
 			if !slices.Contains(l.Prefix[:l.Count], v.Prefix[i]) {

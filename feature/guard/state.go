@@ -71,10 +71,10 @@ func readState(m *ebpf.Map) (*guardstate.Layout, error) {
 	}
 	s := &guardstate.Layout{}
 	if err := m.Lookup(uint32(0), unsafe.Slice((*byte)(unsafe.Pointer(s)), guardstate.Bytes)); err != nil {
-		return nil, fmt.Errorf("reading a guard's state: %w", err)
+		return nil, fmt.Errorf("read the guard's state: %w", err)
 	}
 	if s.Total.Version != abi {
-		return nil, fmt.Errorf("version %d: %w, which reads %d", s.Total.Version, guardstate.ErrLayout, abi)
+		return nil, fmt.Errorf("version %d: %w, want version %d", s.Total.Version, guardstate.ErrLayout, abi)
 	}
 	return s, nil
 }

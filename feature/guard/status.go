@@ -141,11 +141,11 @@ func problem(r *kernel.Root, rec record, m *ebpf.Map, s *guardstate.Layout) stri
 	if found, err := p.found(o, m); err != nil {
 		return err.Error()
 	} else if !found {
-		return "no packet is led to it yet, what put it in place was interrupted: weir apply recovers it, and weir serve does within seconds"
+		return "no packet reaches it, because its setup was interrupted: weir apply recovers it, weir serve within seconds"
 	}
 	ns, err := rec.Netns()
 	if errors.Is(err, netns.ErrGone) {
-		return "its network namespace is gone, or belongs to nobody that this user can see: " + netns.RemedyGone
+		return "its network namespace is gone, or is not visible to this user: " + netns.RemedyGone
 	} else if err != nil {
 		return "" // only root can check
 	}
@@ -155,9 +155,9 @@ func problem(r *kernel.Root, rec record, m *ebpf.Map, s *guardstate.Layout) stri
 	case err != nil:
 		return err.Error()
 	case len(at.lacking) > 0:
-		return "not attached at " + strings.Join(at.lacking, ", ") + ": weir apply attaches it, and weir serve does within seconds"
+		return "not attached at " + strings.Join(at.lacking, ", ") + ": weir apply attaches it, weir serve within seconds"
 	case len(at.absent) > 0:
-		return "there is no interface " + strings.Join(at.absent, ", ") + ": weir serve attaches the guard when it comes, and weir apply does"
+		return "there is no interface " + strings.Join(at.absent, ", ") + ": weir serve, or weir apply, attaches the guard once it appears"
 	}
 	return ""
 }
@@ -225,7 +225,7 @@ func readTargets(m *ebpf.Map) ([]Destination, error) {
 		out = append(out, Destination{netip.AddrPortFrom(a, guardstate.NetworkOrder(k.Port)), v.Passed, v.Refused})
 	}
 	if err := it.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
-		return nil, fmt.Errorf("reading destinations: %w", err)
+		return nil, fmt.Errorf("read destinations: %w", err)
 	}
 	slices.SortFunc(out, func(a, b Destination) int {
 		return cmp.Or(cmp.Compare(b.Refused, a.Refused), a.Address.Compare(b.Address))

@@ -61,7 +61,7 @@ func (h *hooks) moveLinks(c *kernel.Collection, names []string) error {
 		err = kernel.MoveLink(ln, c.Programs[linkHook(name).program()])
 		ln.Close()
 		if err != nil {
-			return fmt.Errorf("moving link %s to the new program: %w", name, err)
+			return fmt.Errorf("update link %s to the new program: %w", name, err)
 		}
 		kernel.Step("guard:moved")
 	}
