@@ -37,7 +37,7 @@ func TestGroup(t *testing.T) {
 	nstest.Eventually(t, func() error {
 		used, err := g.CPU()
 		if err == nil && used <= 100*time.Millisecond {
-			err = fmt.Errorf("children that work used %s", used)
+			err = fmt.Errorf("working children used %s", used)
 		}
 		return err
 	})

@@ -23,7 +23,7 @@ func init() {
 		Run:   runStorm,
 		Next: []string{
 			"weir-lab run steer-storm            each way by itself, with a limit of 60 s",
-			"weir-lab run steer-compare --quick  what each way costs",
+			"weir-lab run steer-compare --quick  the cost of each way",
 		},
 	})
 }

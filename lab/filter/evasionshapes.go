@@ -118,7 +118,7 @@ func shapes4() []shape {
 		{name: "IPv4, an empty first fragment", blind: true, packets: func(p *disguise) [][]byte {
 			return [][]byte{p.v4("", 0x2000, p.proto, nil), p.v4("", 0x2000, p.proto, p.segment[:8]), p.v4("", 1, p.proto, p.segment[8:])}
 		}},
-		{name: "IPv4, fragments that overlap", packets: func(p *disguise) [][]byte {
+		{name: "IPv4, overlapping fragments", packets: func(p *disguise) [][]byte {
 			return [][]byte{p.v4("", 0x2000, p.proto, p.segment[:16]), p.v4("", 1, p.proto, p.segment[8:])}
 		}},
 		{name: "IPv4, another port below", packets: func(p *disguise) [][]byte {

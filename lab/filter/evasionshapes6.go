@@ -115,7 +115,7 @@ func shapes6() []shape {
 		blind(", an empty first fragment", func(p *disguise) [][]byte {
 			return [][]byte{p.fragment6(nil, p.proto, 1, nil), p.fragment6(nil, p.proto, 0, p.segment)}
 		}),
-		six(", fragments that overlap", func(p *disguise) [][]byte {
+		six(", overlapping fragments", func(p *disguise) [][]byte {
 			return [][]byte{p.fragment6(nil, p.proto, 1, p.segment[:24]), p.fragment6(nil, p.proto, 8, p.segment[8:])}
 		}),
 	}

@@ -27,7 +27,7 @@ func init() {
 		Short: "live TCP sessions moved between four servers, every byte verified",
 		Run:   runHandoff,
 		Next: []string{
-			"weir handoff status                   what a keeper keeps",
+			"weir handoff status                   the sessions of a keeper",
 			"weir-lab run handoff-crash --quick    the same, with kill -9 at every step",
 		},
 	})

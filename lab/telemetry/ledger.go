@@ -120,7 +120,7 @@ func (l *ledger) enter(collector int, r peers.Record) {
 	a.total[p] += r.Count
 	if !welcome {
 		l.misdirected += r.Count
-		l.result.Note("collector %d got %d %s records of %s, which belongs to slot %d (epoch %d)", collector, r.Count, p, a.addr, a.slot, r.Epoch)
+		l.result.Note("collector %d received %d %s records of %s, expected at slot %d (epoch %d)", collector, r.Count, p, a.addr, a.slot, r.Epoch)
 		return
 	}
 	l.credit(a, collector, r)
@@ -182,7 +182,7 @@ func (l *ledger) heard(e routers.Event) {
 		return
 	}
 	l.rejected++
-	l.result.Note("%s of %s, slot %d, whose collector lives: %v", e.Kind, e.Device.Addr, a.slot, e.Err)
+	l.result.Note("%s of %s, slot %d with a live collector: %v", e.Kind, e.Device.Addr, a.slot, e.Err)
 }
 
 // disturb marks a slot as disturbed. Call it before the collector is killed; calm ends it.

@@ -93,7 +93,7 @@ func (x *experiment) spread(ctx context.Context) error {
 			return err
 		}
 		if len(n.Nodes) <= spreadNodes[x.env.Size] {
-			x.env.Watch.Log("%s: every order in which changes spread", n.Name)
+			x.env.Watch.Log("%s: every order of spreading changes", n.Name)
 			spread(n, x.env.Rand, &s)
 		}
 	}
