@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package compare compares weir with today's solutions: HAProxy in front of BMP, nfacctd as a tee in front
-// of IPFIX, plain SO_REUSEPORT, and routers configured with one collector each. All ways carry the same
-// messages in the same run, to unmodified collectors and to fast sinks.
+// Package compare compares weir with today's solutions. These are HAProxy in front of BMP, nfacctd as a tee
+// in front of IPFIX, plain SO_REUSEPORT, and routers configured with one collector each. All ways carry the
+// same messages in the same run, to unmodified collectors and to fast sinks.
 package compare
 
 import (

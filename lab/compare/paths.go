@@ -23,7 +23,7 @@ const (
 )
 
 // twins is the number of hosts of each path. Two equal hosts differ by some percent in the cost of a
-// datagram, for as long as they run: their memory and the hash chains of their sockets differ. This is more
+// datagram, for as long as they run. Their memory and the hash chains of their sockets differ. This is more
 // than weir adds. spread_datagram_plain shows the spread among the hosts of plain SO_REUSEPORT.
 const twins = 3
 

@@ -177,8 +177,8 @@ func (x *experiment) sweep(ctx context.Context, y *way, template bool) error {
 	return nil
 }
 
-// measure sends the same messages by every way in turn, and records the total cost of a message by each:
-// collectors, intermediaries, and the network stack of their host.
+// measure sends the same messages by every way in turn, and records the total cost of a message by each. It
+// includes collectors, intermediaries, and the network stack of their host.
 func (x *experiment) measure(ctx context.Context) error {
 	x.say("%d rounds of %d messages by each way in turn, until every one is counted", x.rounds, 2*x.sweeps*len(x.devices))
 	serve, err := cpuTime(x.serve.PID)

@@ -38,9 +38,9 @@ const holdArg = "__dispatch-services"
 const unregistered = "-"
 
 // Hold handles "weir-lab __dispatch-services ROOT FIRST COUNT MAP": it turns the process into a holder of
-// COUNT services. It opens their sockets, registers them, puts them into the socket map of this id, prints
-// "ready", and answers connections and datagrams with the number of the service. main calls Hold first. It
-// returns if the process is no such child.
+// COUNT services. It opens their sockets, registers them, puts them into the socket map of this id, and
+// prints "ready". It answers connections and datagrams with the number of the service. main calls Hold
+// first. It returns if the process is no such child.
 func Hold() {
 	if len(os.Args) != 6 || os.Args[1] != holdArg {
 		return

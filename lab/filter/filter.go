@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package filters tests the filter: one rule file at every hook, verdicts against the interpreter, rule
-// changes under a flood, and the cost of a packet compared with nftables and a BPF LPM_TRIE.
+// Package filters tests the filter: one rule file at every hook, verdicts against the interpreter, and rule
+// changes under a flood. It compares the cost of a packet with nftables and a BPF LPM_TRIE.
 package filters
 
 import (

@@ -93,7 +93,7 @@ func among(entries []table.Entry, r *rand.Rand) func() netip.Addr {
 }
 
 // finders loads the programs, each in its own namespace: weir's table, LPM_TRIE, a function without
-// results, and an empty program to measure the cost of measuring.
+// results, and an empty program. The last shows the cost of the measurement.
 func (x *experiment) finders(ctx context.Context, entries []table.Entry) (all []*finder, err error) {
 	for _, name := range []string{"table", "trie", "nothing", "empty"} {
 		f := &finder{name: name}

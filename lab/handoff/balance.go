@@ -40,7 +40,7 @@ type setting struct {
 
 var (
 	// The first server's load is a quarter above its capacity. Without moving, its queue grows for the
-	// whole run, and so does the ratio's denominator: the 99th percentile is 0.28 s in a run of 3.6 s, and
+	// whole run, and so does the ratio's denominator. The 99th percentile is 0.28 s in a run of 3.6 s, and
 	// 0.54 s in one of 6 s.
 	skewed = setting{name: "skewed", workers: 8, requests: 8, threshold: 4, light: 0.35, heavy: 0.9, work: 16 * time.Millisecond, times: 2}
 	even   = setting{name: "even", workers: 8, requests: 8, threshold: 4, light: 0.7, work: 16 * time.Millisecond, times: 1}

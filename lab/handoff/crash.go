@@ -140,8 +140,8 @@ func (x *crashes) parked(ctx context.Context) error {
 	return nil
 }
 
-// all kills at every step. Victims are a server's agent, for a moment and for long, with the rest of its
-// server, with the other server's agent, and the load balancer's agent.
+// all kills at every step. A victim is a server's agent, for a moment or for long, alone, with the rest of
+// its server, or with the other server's agent. The load balancer's agent is one, too.
 func (x *crashes) all(ctx context.Context) error {
 	for side, steps := range [][]string{backend.Steps.Leaving, backend.Steps.Arriving} {
 		for _, step := range steps {

@@ -35,8 +35,8 @@ type site struct {
 }
 
 // world is a client, a load balancer, and servers behind it. Each is a network namespace with its own weir
-// serve, configured by the weir.yaml of such a machine: lb at the load balancer, the session keeper and the
-// backend at a server. Each server has the service's address, and a member.
+// serve, configured by the weir.yaml of such a machine. The load balancer runs lb, and a server the session
+// keeper and the backend. Each server has the service's address, and a member.
 type world struct {
 	env      *lab.Env
 	certs    rig.Certificates

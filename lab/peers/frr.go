@@ -19,9 +19,9 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// Router is a real router: FRR's bgpd with its BMP module, a second bgpd as BGP neighbour with announced
-// routes, and an IPFIX exporter for the traffic between the two. All of its telemetry comes from one source
-// address.
+// Router is a real router: FRR's bgpd with its BMP module. A second bgpd is its BGP neighbour with
+// announced routes. An IPFIX exporter reports the traffic between the two. All of its telemetry comes from
+// one source address.
 type Router struct {
 	Name       string
 	Namespace  string     // of the router

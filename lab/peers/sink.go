@@ -176,7 +176,7 @@ func (s *sink) accept(l net.Listener) error {
 	}
 }
 
-// ended reports whether an error is the end of a session: by the router, or by an external reset such as
+// ended reports whether an error is the end of a session. The router ends it, or an external reset such as
 // weir's after a move (SOCK_DESTROY).
 func ended(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.ECONNABORTED)

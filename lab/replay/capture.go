@@ -30,8 +30,8 @@ type Device struct {
 	Streams [][]byte   // TCP streams, reassembled
 }
 
-// Load reads every capture below a directory: .pcap files, and .bin files of one UDP payload each. .bin
-// files named DEVICE__PART.bin belong to one device. It returns the devices with traffic by name.
+// Load reads every capture below a directory: .pcap files, and .bin files of one UDP payload each. The
+// files DEVICE__PART.bin belong to one device. It returns the devices with traffic by name.
 func Load(dir string) ([]Device, error) {
 	var all []Device
 	bins := map[string]*Device{}

@@ -104,8 +104,8 @@ func (x *experiment) mainSessions(ctx context.Context) (out []liveness.SessionSt
 	return out, err
 }
 
-// change modifies a frame within the means of an attacker without the key: unchanged, with some flipped
-// bits of the TLV, with another number, truncated, or with another hop limit.
+// change modifies a frame within the means of an attacker without the key. The frame stays unchanged, is
+// truncated, or gets flipped bits in the TLV, another number, or another hop limit.
 func change(r *rand.Rand, frame []byte) []byte {
 	f := append([]byte(nil), frame...)
 	copy(f[6:12], forgerMAC)

@@ -39,9 +39,9 @@ func (s *stage) quietly(ctx context.Context, quiet time.Duration) error {
 }
 
 // allUp waits for the collectors of the slots (nil: all). Each must have logged the Peer Up of every device
-// on its current session, and counted an IPFIX record of it since its start: nfacctd's parts come up one by
-// one. It returns an error after the limit. The device's own view of its session is not enough, because a
-// full backlog completes the handshake for the device alone.
+// on its current session. It must also have counted an IPFIX record of it since its start, because
+// nfacctd's parts come up one by one. It returns an error after the limit. The device's own view of its
+// session is not enough, because a full backlog completes the handshake for the device alone.
 func (s *stage) allUp(ctx context.Context, slots map[int]bool, limit time.Duration) error {
 	begin, revived := time.Now(), 0
 	blind := map[int]time.Time{}

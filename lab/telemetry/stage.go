@@ -140,7 +140,7 @@ func (s *stage) sessionsUp(ctx context.Context, limit time.Duration) error {
 }
 
 // taught waits until weir knows the template of every sparse router. It makes a router repeat a template
-// missed by weir: the service is seconds old, and weir serve may have begun to listen after the routers
+// missed by weir. The service is seconds old, and weir serve may have begun to listen after the routers
 // began to send.
 func (s *stage) taught(ctx context.Context, limit time.Duration) error {
 	if s.weir == nil {

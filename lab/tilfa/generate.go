@@ -10,8 +10,8 @@ import (
 	"github.com/weir-project/weir/feature/reroute/topo"
 )
 
-// generated returns networks without input files, equal for the same seed: meshes with many equal paths,
-// rings with long detours, parallel links, LANs, metrics different by direction.
+// generated returns networks without input files, equal for the same seed. They are meshes with many equal
+// paths, rings with long detours, parallel links, LANs, and metrics different by direction.
 func generated(seed uint64) []*topo.Network {
 	var out []*topo.Network
 	add := func(name string, build func(*topo.Builder, *rand.Rand)) {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// All packets arrive in every order in which routers switch to their detours, and in every order in which
-// they leave them, at a failure and at its end. Without detours many do not.
+// Routers switch to their detours, and leave them, in any order. All packets arrive in every such order, at
+// a failure and at its end. Without detours many do not.
 func TestNoOrderLoops(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	s := spreading{unstaged: map[bool]int{}}

@@ -7,8 +7,8 @@
 //
 // These parts are the original's:
 //   - Twelve generalisations of a packet: source address (host, /24 or /48, any), source port (given or
-//     any), destination port (given or any), always with the destination address; in five levels, by the
-//     number of omitted fields.
+//     any), destination port (given or any), always with the destination address. They form five levels, by
+//     the number of omitted fields.
 //   - For each a count-min sketch of 2 rows × 512 columns. A cell is a rate and the time of its last
 //     packet. The rate is an exponentially weighted moving average of 1/gap, in whole packets per second.
 //     The weight of a gap is its share of 2^27 ns (134 ms). A gap of this length or more forgets the rate.

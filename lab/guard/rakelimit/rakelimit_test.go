@@ -43,9 +43,9 @@ func find(t *testing.T, name string) scenario.Scenario {
 	return s
 }
 
-// figure is a measured result of the original, with 200 clients of 2 pps under a limit of 1,000 pps: kept
-// share of legitimate packets, accepted packets of the attack per second, worst second relative to the
-// limit.
+// figure is a measured result of the original, with 200 clients of 2 pps under a limit of 1,000 pps. It
+// holds the kept share of legitimate packets, the accepted packets of the attack per second, and the worst
+// second relative to the limit.
 type figure struct{ kept, accepted, worst float64 }
 
 // unknown is an unrecorded number.
@@ -104,9 +104,9 @@ func middle(v []float64) float64 {
 	return v[len(v)/2]
 }
 
-// A flow in a cell with a recently counted client is estimated too low, forever: a rate less than 1/weight
-// below the true one is rounded down to itself. The original therefore accepts 1,000 or 1,155 pps of one
-// flow, by chance, and the same arithmetic does so here.
+// A flow in a cell with a recently counted client is estimated too low, forever. The arithmetic rounds a
+// rate less than 1/weight below the true one down to itself. The original therefore accepts 1,000 or 1,155
+// pps of one flow, by chance, and the same arithmetic does so here.
 func TestRoundingKeepsRateLow(t *testing.T) {
 	s := find(t, "single_flow")
 	exact, low := 0, 0

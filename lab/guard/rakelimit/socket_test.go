@@ -11,10 +11,10 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// count sends up to a thousand datagrams of one flow in a second to a real socket with a limit of 100 pps,
-// with payloads of this length. It returns the sent and passed datagrams, and the longest pause between
-// two. After a pause it sends only twenty of the missed ones, because all at once would overflow the
-// socket's buffer.
+// count sends datagrams of one flow with payloads of this length to a real socket: up to a thousand in a
+// second. The socket has a limit of 100 pps. It returns the sent and passed datagrams, and the longest
+// pause between two. After a pause it sends only twenty of the missed ones, because all at once would
+// overflow the socket's buffer.
 func count(t *testing.T, network, address string, payload int) (sent, passed int, pause time.Duration) {
 	t.Helper()
 	server, err := net.ListenPacket(network, address)
