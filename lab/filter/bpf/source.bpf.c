@@ -1,8 +1,8 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * Source of measured packets. BPF_PROG_TEST_RUN creates frames (BPF_F_TEST_XDP_LIVE_FRAMES),
- * this program sets the source address of each, and the kernel handles them as received by the
+ * Source of measured packets. BPF_PROG_TEST_RUN creates frames (BPF_F_TEST_XDP_LIVE_FRAMES).
+ * This program sets the source address of each. The kernel then handles them as received by the
  * device.
  */
 #include <linux/bpf.h>

@@ -1,10 +1,10 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * Rakelimit, the limiter of UDP floods published by Cloudflare, in a new implementation:
- * hierarchical heavy hitters over source address, source port and destination port, each
- * generalisation with a count-min sketch of moving rates. doc.go lists the parts of the original
- * and the checks against it.
+ * Rakelimit, the limiter of UDP floods published by Cloudflare, in a new implementation. It finds
+ * hierarchical heavy hitters over source address, source port and destination port. Each
+ * generalisation has a count-min sketch of moving rates. doc.go lists the parts of the original
+ * and the differences.
  */
 #include <stddef.h>
 
