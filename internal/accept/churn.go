@@ -4,11 +4,10 @@ package accept
 
 import "time"
 
-// A connection costs the process some 50 µs from accept to its first message, whatever the client
-// does. A single local user connecting and closing without pause takes a whole CPU and keeps the
-// listen queue full for all others. So each user has a budget of connections. Connections beyond it
-// are closed right after accept. The queue can still be full for a moment, and clients retry
-// (package redial).
+// A connection costs the process some 50 µs from accept to its first message. A single local user
+// connecting and closing without pause takes a whole CPU and keeps the listen queue full for all
+// others. So each user has a budget of connections. Connections beyond it are closed right after
+// accept. The queue can still be full for a moment, and clients retry (package redial).
 const (
 	connectRate  = 1000 // connections per second and user, in the long run
 	connectBurst = 1000
