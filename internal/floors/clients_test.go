@@ -9,10 +9,11 @@ import (
 	"testing"
 )
 
-// maxClient is how many packages outside the standard library a client may pull into a program, with itself.
+// maxClient is the maximum number of packages outside the standard library in a program with one
+// client, including the client.
 const maxClient = 14
 
-// TestClients counts what each Go client brings with it.
+// TestClients counts the packages of each Go client.
 func TestClients(t *testing.T) {
 	root := repository(t)
 	if _, err := exec.LookPath("go"); err != nil {

@@ -10,20 +10,19 @@ import (
 	"testing"
 )
 
-// doors are calls that one package makes for all others, because strangers are at the
-// other end.
+// doors are calls reserved for one package, because strangers are at the other end.
 var doors = map[string]string{
 	"MustNewConstMetric(": "internal/scrape", // scrape.Const makes labels harmless
 	"promhttp.":           "internal/scrape",
 	"http.Server{":        "internal/accept", // accept.HTTP bounds connections
-	".Accept()":           "internal/accept", // accept.New does
+	".Accept()":           "internal/accept", // accept.New bounds them, too
 	".AcceptUnix()":       "internal/accept",
-	"unix.Getsockname(":   "internal/bounded", // bounded.Getsockname may wait alone for a socket's lock
+	"unix.Getsockname(":   "internal/bounded", // only bounded.Getsockname may wait for a socket's lock
 	"unix.Getpeername(":   "internal/bounded",
 }
 
-// others accept what is theirs to accept: the listener that applications use, tests'
-// helpers, experiments and examples.
+// others may accept by themselves: the listener for applications, test helpers, experiments and
+// examples.
 var others = []string{"clients/go/handoff/listener.go", "internal/nstest/", "lab/", "vm/", "examples/", "collector/"}
 
 func TestFloorsDoors(t *testing.T) {

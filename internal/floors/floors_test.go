@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package floors holds the house together: its test checks which package
-// imports which. The rules are those of docs/ARCHITECTURE.md.
+// Package floors checks the architecture: the imports between packages must follow
+// docs/ARCHITECTURE.md.
 package floors
 
 import (
@@ -21,13 +21,13 @@ import (
 
 const module = "github.com/weir-project/weir"
 
-// floors numbers the top folders from the ground. A package imports only lower
-// floors, and packages of its own folder. The packages below feature/ stand on
-// a floor of their own, above the contract in feature/ itself.
+// floors numbers the top folders from the ground. A package imports only lower floors, and packages
+// of its own folder. The packages below feature/ have their own floor, above the contract in
+// feature/ itself.
 var floors = map[string]int{
 	"bpf": 0, "internal": 0,
 	"kernel":  1,
-	"clients": 1, // for other people's programs: small, and on nothing but internal
+	"clients": 1, // for other programs: small, and importing only internal
 	"table":   2, "service": 2, "workload": 2,
 	"feature": 3,
 	// 4: feature/*
@@ -37,13 +37,13 @@ var floors = map[string]int{
 
 const featureFloor = 4
 
-// source is what one Go file uses.
+// source is the imports and calls of one Go file.
 type source struct {
 	dir     string // from the root of the repository, "" for the root
 	file    string
 	test    bool
 	imports []use
-	pins    []use // calls that pin objects or open pins
+	pins    []use // calls to pin objects or to open pins
 }
 
 type use struct {
@@ -61,7 +61,7 @@ func TestFloors(t *testing.T) {
 	}
 }
 
-// violations says in a sentence each what breaks which rule.
+// violations describes each violated rule in a sentence.
 func violations(files []source) []string {
 	var out []string
 	for _, f := range files {
@@ -85,7 +85,7 @@ func violations(files []source) []string {
 	return out
 }
 
-// broken names the rule that an import breaks, "" if none.
+// broken returns the rule violated by an import, "" if none.
 func broken(f source, imported string) string {
 	if imported == "github.com/cilium/ebpf/link" && !f.test && !mayPin(f.dir) {
 		return "only kernel/ links programs to hooks; tests may, too"
@@ -130,13 +130,13 @@ func broken(f source, imported string) string {
 	return fmt.Sprintf("floor %d may use lower floors only, and that is floor %d", own, target)
 }
 
-// rooms are the packages of a feature that has an order among them, from the ground. A room imports only rooms before it;
-// the feature's own package comes last.
+// rooms are the packages of a feature with an internal order, from the ground. A room imports only
+// earlier rooms. The feature's own package is last.
 var rooms = map[string][]string{
 	"feature/steer": {"bpf", "spec", "record", "slots", "engine", "sockholder", "bindings", "state", "reset", "templates", "explain", "daemon", ""},
 }
 
-// wrongRoom names the rule that an import between two packages of a feature breaks, "" if none.
+// wrongRoom returns the rule violated by an import between two packages of a feature, "" if none.
 func wrongRoom(from, to string) string {
 	house := "feature/" + feature(from)
 	order, ok := rooms[house]
@@ -155,8 +155,8 @@ func wrongRoom(from, to string) string {
 	return ""
 }
 
-// wrongPart names the rule that an import between two packages of cmd breaks, "" if none. A command's parts are in its folder, one
-// a feature, and share cli.
+// wrongPart returns the rule violated by an import between two packages of cmd, "" if none. A
+// command's parts are in its folder, one per feature, and share cli.
 func wrongPart(from, to string) string {
 	if from == to || from == path.Dir(to) || to == path.Dir(from)+"/cli" {
 		return ""
@@ -164,7 +164,8 @@ func wrongPart(from, to string) string {
 	return "a command imports its own parts, and a part imports cli alone"
 }
 
-// home is where a package belongs. The handoff client speaks the feature's own protocol with its sessions: it is part of it.
+// home returns the folder of a package by its role. The handoff client implements the feature's
+// protocol, so it belongs to the feature.
 func home(dir string) string {
 	if rest, ok := strings.CutPrefix(dir, "clients/go/handoff"); ok {
 		return "feature/handoff" + rest
@@ -172,7 +173,7 @@ func home(dir string) string {
 	return dir
 }
 
-// forTests says whether a package is for tests alone, by its name.
+// forTests reports whether a package's name marks it as test code.
 func forTests(dir string) bool { return strings.HasSuffix(dir, "test") }
 
 func floorOf(dir string) (int, bool) {
@@ -183,13 +184,13 @@ func floorOf(dir string) (int, bool) {
 	return n, ok
 }
 
-// mayPin says whether a package may pin and link. The packages below kernel stand on it and may not: hook attaches where the
-// kernel has no links, probe asks for facilities, instances has kernel pin.
+// mayPin reports whether a package may pin and link. The packages below kernel import it but may
+// not: hook attaches without kernel links, probe tests facilities, instances lets kernel pin.
 func mayPin(dir string) bool {
 	return dir == "kernel" || slices.Contains([]string{"internal", "lab"}, top(dir))
 }
 
-// top is the first element of a path, feature the second.
+// top returns the first element of a path, feature the second.
 func top(dir string) string {
 	first, _, _ := strings.Cut(dir, "/")
 	return first
@@ -216,7 +217,7 @@ func repository(t *testing.T) string {
 	}
 }
 
-// readAll parses every Go file, whatever its build tags.
+// readAll parses every Go file, for all build tags.
 func readAll(t *testing.T, root string) []source {
 	t.Helper()
 	var files []source
@@ -269,7 +270,7 @@ func read(name string, text []byte) (source, error) {
 		f.imports = append(f.imports, use{imported, set.Position(i.Pos()).Line})
 	}
 	if !ebpf {
-		return f, nil // no objects to pin; runtime.Pinner has a Pin of its own
+		return f, nil // no objects to pin: runtime.Pinner also has a method Pin
 	}
 	pinning := []string{"Pin", "Unpin", "LoadPinnedMap", "LoadPinnedProgram", "LoadPinnedLink"}
 	ast.Inspect(tree, func(n ast.Node) bool {
@@ -281,8 +282,7 @@ func read(name string, text []byte) (source, error) {
 	return f, nil
 }
 
-// The test that tests the test: each rule is broken once, in a file that does
-// not exist, and once kept where it is easily taken for broken.
+// TestRules breaks each rule once in an imaginary file, and keeps it once in a similar case.
 func TestRules(t *testing.T) {
 	for _, c := range []struct{ file, imports, want string }{
 		{"kernel/a.go", "internal/netns", ""},

@@ -19,7 +19,8 @@ import (
 	"testing"
 )
 
-// formerWords are words that exported names, keys, log keys and metrics do not use any more, and what they say instead.
+// formerWords are words no longer used in exported names, keys, log keys and metrics, with their
+// replacements.
 var formerWords = map[string]string{
 	"aside": "bypass", "beat": "tick", "birth": "nonce", "front": "lb", "fronts": "lb", "gates": "quarantines", "gate": "quarantine", "gated": "quarantined", "heir": "successor",
 	"held": "by kind: buffered, served", "holder": "by kind: attacher, socket holder, reservation owner", "holders": "by kind", "judge": "evaluate", "judged": "evaluated",
@@ -29,7 +30,7 @@ var formerWords = map[string]string{
 	"took": "accept", "want": "spec", "whole": "complete", "why": "reason",
 }
 
-// otherMeanings are names that use such a word in a meaning of its own.
+// otherMeanings are names with such a word in another meaning.
 var otherMeanings = map[string]string{
 	"ErrLive":          "handoff/lb: a connection that is alive, as in live session",
 	"Live":             "handoff/move/explore: the application has its socket",
@@ -47,10 +48,10 @@ var otherMeanings = map[string]string{
 	"ProblemSocketHolder": "a kind",
 }
 
-// named is a name that people read, and where it is declared.
+// named is a public name and its position.
 type named struct{ name, kind, at string }
 
-// Names that people read say one word for one thing.
+// TestGlossary checks that public names use one word for one thing.
 func TestGlossary(t *testing.T) {
 	root := repository(t)
 	var all []named
@@ -103,7 +104,7 @@ func (n named) problem() string {
 
 var wordPattern = regexp.MustCompile(`[A-Z]+(?:[^a-zA-Z]|$)|[A-Z]?[a-z]+|[A-Z]+`)
 
-// wordsOf splits a name at underlines and at capitals.
+// wordsOf splits a name at underscores and capitals.
 func wordsOf(name string) (out []string) {
 	for _, w := range wordPattern.FindAllString(name, -1) {
 		out = append(out, strings.ToLower(strings.Trim(w, "_0123456789")))
@@ -113,7 +114,7 @@ func wordsOf(name string) (out []string) {
 
 var logMethods = []string{"Debug", "Info", "Warn", "Error", "With"}
 
-// namesIn are the names that a file gives people to read.
+// namesIn returns the public names in a file.
 func namesIn(file string, text []byte) (out []named, err error) {
 	set := token.NewFileSet()
 	tree, err := parser.ParseFile(set, file, text, parser.SkipObjectResolution)
@@ -166,7 +167,7 @@ func namesIn(file string, text []byte) (out []named, err error) {
 	return out, nil
 }
 
-// callNames are the keys of a call that logs, and the name of a metric that is described.
+// callNames adds the keys of a log call, and the name of a described metric.
 func callNames(call *ast.CallExpr, add func(name, kind string, pos token.Pos)) {
 	literal := func(e ast.Expr) string {
 		if l, ok := e.(*ast.BasicLit); ok && l.Kind == token.STRING {
@@ -198,7 +199,7 @@ func callNames(call *ast.CallExpr, add func(name, kind string, pos token.Pos)) {
 	}
 }
 
-// The test that tests the test.
+// TestGlossaryFinds checks namesIn with a small file.
 func TestGlossaryFinds(t *testing.T) {
 	const text = "package x\n" +
 		"type FrontPlace struct {\n\tParked int `json:\"parked\" yaml:\"hold_most\"`\n\tgate int\n}\n" +
@@ -221,23 +222,23 @@ func TestGlossaryFinds(t *testing.T) {
 	}
 }
 
-// formerNames are whole names of before with several meanings, and what declarations say instead. The words of formerWords as
-// whole names of unexported declarations belong to them, too.
+// formerNames are former whole names with several meanings, and their replacements in declarations.
+// The words of formerWords also count as whole names of unexported declarations.
 var formerNames = map[string]string{
 	"heir": "successor", "hold": "buffer, run, keep", "holder": "by kind", "leave": "execute, release, remove", "look": "check, read, poll", "mend": "recover",
 	"park": "buffer", "place": "index, location, attachment, insert", "places": "by kind", "settle": "reconcile, finish", "settled": "by kind", "settling": "by kind",
 	"site": "instance", "sync": "reconcile", "take": "accept, consume, remove, claim", "taken": "in use", "takes": "accepts", "took": "accepted",
 }
 
-// keptNames are declarations with such a name, and why they keep it.
+// keptNames are declarations with such a name, and the reasons.
 var keptNames = map[string]string{
 	"feature/reroute/plan graph.settle": "Dijkstra's algorithm settles nodes",
 }
 
-// mostPattern is an upper bound that is not called max.
+// mostPattern matches an upper bound not called max.
 var mostPattern = regexp.MustCompile(`^[mM]ost[A-Z]`)
 
-// declaredIn are the functions, methods, types, constants and variables that a file declares.
+// declaredIn returns the functions, methods, types, constants and variables of a file.
 func declaredIn(file string, text []byte) (out []string, err error) {
 	tree, err := parser.ParseFile(token.NewFileSet(), file, text, parser.SkipObjectResolution)
 	if err != nil {
@@ -263,7 +264,7 @@ func declaredIn(file string, text []byte) (out []string, err error) {
 	return out, nil
 }
 
-// receiver is the type of a method and a dot; "" of a function.
+// receiver returns the type of a method with a dot, "" for a function.
 func receiver(d *ast.FuncDecl) string {
 	if d.Recv == nil {
 		return ""
@@ -285,7 +286,7 @@ func receiver(d *ast.FuncDecl) string {
 	}
 }
 
-// formerName says why a declaration is to have another name, "" if it is not.
+// formerName returns the reason to rename a declaration, "" if there is none.
 func formerName(dir, decl string) string {
 	name := decl[strings.LastIndex(decl, ".")+1:]
 	switch say := formerNames[name]; {
@@ -299,7 +300,7 @@ func formerName(dir, decl string) string {
 	return ""
 }
 
-// Declarations of the product have no name of before.
+// TestFormerNames checks that no declaration of the product has a former name.
 func TestFormerNames(t *testing.T) {
 	root := repository(t)
 	seen := map[string]bool{}
@@ -342,7 +343,7 @@ func TestFormerNames(t *testing.T) {
 	}
 }
 
-// The test that tests the test of names.
+// TestFormerNamesFinds checks the search with a small file.
 func TestFormerNamesFinds(t *testing.T) {
 	const text = "package x\ntype place struct{}\nfunc (p *place) settle() {}\nfunc (p set[T]) take() {}\nconst mostHosts = 1\nvar hold, kept int\nfunc mostly() {}\n"
 	all, err := declaredIn("x.go", []byte(text))

@@ -21,8 +21,8 @@ type goMod struct {
 	replaced      map[string]string // module path → folder
 }
 
-// TestModules checks both modules: the product requires nothing for the lab alone, and the lab builds on this checkout's
-// product with the product's versions of shared libraries.
+// TestModules checks both modules. The product requires nothing only for the lab. The lab builds on
+// this checkout's product and its versions of shared libraries.
 func TestModules(t *testing.T) {
 	root := repository(t)
 	weir, lab := readMod(t, filepath.Join(root, "go.mod")), readMod(t, filepath.Join(root, "lab/go.mod"))
@@ -115,7 +115,7 @@ func parseMod(text []byte) goMod {
 	return m
 }
 
-// TestUnused breaks the rule in files that do not exist.
+// TestUnused breaks the rule in imaginary files.
 func TestUnused(t *testing.T) {
 	m := parseMod([]byte("module m\n\nrequire example.org/quic v1.0.0\n\nrequire (\n\texample.org/x/net v0.1.0\n\texample.org/far v0.2.0 // indirect\n)\n"))
 	files := []source{

@@ -12,11 +12,12 @@ import (
 	"testing"
 )
 
-// features is the path below which features are.
+// features is the import path of the features.
 const features = "github.com/weir-project/weir/feature/"
 
-// host knows features by package feature alone: only its list names them. In cmd/weir a file that names a feature begins with its
-// name, handoff_lb.go, or is in a package of its name.
+// TestWhoNamesFeatures checks that host uses features only through package feature: only its list
+// names them. In cmd/weir a file naming a feature begins with its name (handoff_lb.go), or is in a
+// package of that name.
 func TestWhoNamesFeatures(t *testing.T) {
 	for dir, may := range map[string]func(file, feature string) bool{
 		"host":             func(file, _ string) bool { return file == "features.go" },
@@ -44,7 +45,7 @@ func TestWhoNamesFeatures(t *testing.T) {
 	}
 }
 
-// importsOf are the imports of a folder's files that are no tests, by file.
+// importsOf returns the imports of a folder's non-test files, by file.
 func importsOf(t *testing.T, dir string) map[string][]string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)

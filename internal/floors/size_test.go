@@ -14,16 +14,16 @@ import (
 	"testing"
 )
 
-// Limits of a package that one person can know: Go files that a person wrote, without tests.
+// Limits for a package that one person can know: handwritten Go files without tests.
 const (
 	maxFiles = 30
 	maxLines = 5000
 )
 
-// large are the packages that exceed the limits: none. The list only shrinks.
+// large are the packages over the limits: none. The list may only shrink.
 var large []string
 
-// packageSize is what people wrote of a package.
+// packageSize is the handwritten size of a package.
 type packageSize struct{ files, lines int }
 
 func (s packageSize) large() bool { return s.files > maxFiles || s.lines > maxLines }
@@ -41,7 +41,7 @@ func TestPackageSize(t *testing.T) {
 	}
 }
 
-// The test that tests the test.
+// TestSizeProblems checks sizeProblems with a few sizes.
 func TestSizeProblems(t *testing.T) {
 	sizes := map[string]packageSize{"a": {30, 5000}, "b": {31, 100}, "c": {1, 5001}, "d": {2, 20}}
 	got := sizeProblems(sizes, []string{"c", "d", "gone"})
@@ -56,7 +56,7 @@ func TestSizeProblems(t *testing.T) {
 	}
 }
 
-// sizeProblems says which packages are too large and not listed, and which are listed without reason.
+// sizeProblems names unlisted packages over the limits, and packages listed without reason.
 func sizeProblems(sizes map[string]packageSize, listed []string) []string {
 	var out []string
 	for _, dir := range slices.Sorted(maps.Keys(sizes)) {

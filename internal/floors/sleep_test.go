@@ -19,9 +19,9 @@ import (
 	"testing"
 )
 
-// maxSleeps is how many times the tests may sleep per 1,000 lines of test. A sleep is too
-// short on a slow machine and too long on any other: nstest.Eventually waits for a state,
-// nstest.Steadily sees that one remains.
+// maxSleeps is the maximum number of sleeps per 1,000 lines of tests. A sleep is too short on a
+// slow machine and too long on any other. nstest.Eventually waits for a state, and nstest.Steadily
+// checks that it remains.
 const maxSleeps = 1.0
 
 // slept counts the sleeps and lines of a package's tests.
@@ -40,7 +40,7 @@ func TestSleeps(t *testing.T) {
 	}
 }
 
-// The test that tests the test.
+// TestSleepProblem checks sleepProblem with a few counts.
 func TestSleepProblem(t *testing.T) {
 	tests := map[string]slept{"a": {1, 1500}, "b": {1, 400}, "c": {0, 100}}
 	if problem := sleepProblem(tests); problem != "" {
@@ -68,7 +68,7 @@ func f() {
 	}
 }
 
-// sleepProblem names the packages that sleep most, where all of them together sleep too often.
+// sleepProblem names the packages with most sleeps, if the total is over the limit.
 func sleepProblem(tests map[string]slept) string {
 	var all slept
 	for _, s := range tests {
@@ -88,7 +88,7 @@ func sleepProblem(tests map[string]slept) string {
 		all.sleeps, all.lines, maxSleeps, strings.Join(most, ", "))
 }
 
-// testSleeps counts by folder, in test files and in packages that only tests use: their names end in test.
+// testSleeps counts by folder, in test files and in packages for tests, with names ending in test.
 func testSleeps(root string) (map[string]slept, error) {
 	tests := map[string]slept{}
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -119,8 +119,8 @@ func testSleeps(root string) (map[string]slept, error) {
 	return tests, err
 }
 
-// sleeps counts the calls of time.Sleep, and the statements that only wait for time.After: a sleep by another name.
-// In a bubble of synctest time is not real, and nothing counts.
+// sleeps counts calls of time.Sleep, and statements that only wait for time.After. Time in a
+// synctest bubble is not real, so nothing counts there.
 func sleeps(path string, text []byte) (n int, err error) {
 	if !bytes.Contains(text, []byte(`"time"`)) {
 		return 0, nil
@@ -130,7 +130,7 @@ func sleeps(path string, text []byte) (n int, err error) {
 		return 0, err
 	}
 	clock, bubble := importedAs(f, "time"), importedAs(f, "testing/synctest")
-	cases := map[ast.Stmt]bool{} // of select, where time.After is a deadline
+	cases := map[ast.Stmt]bool{} // of select: time.After is a deadline there
 	ast.Inspect(f, func(node ast.Node) bool {
 		switch x := node.(type) {
 		case *ast.CommClause:
@@ -152,7 +152,7 @@ func sleeps(path string, text []byte) (n int, err error) {
 	return n, nil
 }
 
-// importedAs is the name of a package in a file, "" where it is not imported.
+// importedAs returns the name of a package in a file, "" if it is not imported.
 func importedAs(f *ast.File, path string) string {
 	for _, i := range f.Imports {
 		switch {
@@ -166,7 +166,7 @@ func importedAs(f *ast.File, path string) string {
 	return ""
 }
 
-// calls says whether an expression calls a function of a package.
+// calls reports whether an expression calls a function of a package.
 func calls(e ast.Expr, pkg, function string) bool {
 	c, ok := e.(*ast.CallExpr)
 	if !ok {
