@@ -11,15 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// device is the file system that a walk along a path has come to.
+// device is the file system at the current point of a path walk.
 type device struct {
 	major, minor uint32
 	known        bool
 }
 
-// enter refuses a file system of another user's (FUSE): it answers when it likes, and a thread that waits for it cannot be
-// ended, not even by SIGKILL. So nothing is asked of it to find that out: coming to where it is mounted asks nothing, nor does
-// AT_STATX_DONT_SYNC.
+// enter rejects a file system of another user (FUSE). It may never answer, and even SIGKILL does
+// not end a thread waiting for it. So the check must not call it: reaching its mount point does
+// not, and AT_STATX_DONT_SYNC does not.
 func (d *device) enter(fd int, path string) error {
 	var st unix.Statx_t
 	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st); err != nil {
@@ -31,7 +31,7 @@ func (d *device) enter(fd int, path string) error {
 	*d = device{st.Dev_major, st.Dev_minor, true}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
-		return nil // without /proc nothing can be opened below
+		return nil // without /proc nothing below can be opened
 	}
 	if uid, ok := fuseUser(string(mounts), fmt.Sprintf("%d:%d", st.Dev_major, st.Dev_minor)); ok && !ours(uid) {
 		return fmt.Errorf("%s: %w: it is on a file system of user %d (FUSE)", path, ErrRefused, uid)
@@ -39,7 +39,7 @@ func (d *device) enter(fd int, path string) error {
 	return nil
 }
 
-// fuseUser is the user who has mounted a device, if that is a file system of FUSE, by proc_pid_mountinfo(5).
+// fuseUser returns the mounting user of a FUSE device, from proc_pid_mountinfo(5).
 func fuseUser(mounts, device string) (uid uint32, ok bool) {
 	for line := range strings.Lines(mounts) {
 		f := strings.Fields(line)

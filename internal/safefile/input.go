@@ -11,13 +11,13 @@ import (
 	"time"
 )
 
-// tellAfter is how long Input waits before it says so.
+// tellAfter is the wait before Input reports it.
 var tellAfter = time.Second
 
-// onWait is called with what Input waits for.
+// onWait is called with the reason of the wait.
 var onWait atomic.Pointer[func(text string)]
 
-// OnWait has Input call tell, once for each file, when it has waited for a second: a FIFO may have no writer.
+// OnWait makes Input call tell once per file after a wait of a second. A FIFO may have no writer.
 func OnWait(tell func(text string)) { onWait.Store(&tell) }
 
 func tellWait(name string) {
@@ -30,8 +30,9 @@ func tellWait(name string) {
 	}
 }
 
-// Input reads a file that a command line names: of any kind, a pipe as a shell's <(command) too; "-" is standard input. The
-// name is for errors about the contents. More than max bytes are an error: a device may have no end.
+// Input reads a file named on the command line, of any kind, including a pipe such as a shell's
+// <(command). "-" is standard input. The returned name is for errors about the contents. More than
+// max bytes are an error, because a device may be endless.
 func Input(path string, max int64) (name string, data []byte, err error) {
 	name, f := path, os.Stdin
 	if path == "-" {

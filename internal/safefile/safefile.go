@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package safefile reads files at paths that another user may be able to write: pid files, lists of devices and prefixes,
-// files that daemons leave. A root process that opens such a path with [os.Open] can be made to wait forever (a FIFO), to
-// take over a terminal, to read a file that its owner keeps secret (a symbolic link), or to read without end.
+// Package safefile reads files at paths writable by another user: pid files, lists of devices and
+// prefixes, files of daemons. With [os.Open] at such a path, a root process may wait forever (a
+// FIFO), acquire a terminal, read a secret file (a symbolic link), or read endlessly.
 package safefile
 
 import (
@@ -16,35 +16,38 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrRefused is wrapped by the errors of files that are there and are not read. They never quote the file's contents.
+// ErrRefused is wrapped by errors about existing files rejected by this package. They never quote
+// the file's contents.
 var ErrRefused = errors.New("refused")
 
 const (
 	maxLinks = 40 // as the kernel's MAXSYMLINKS
-	// readTime is how long a file may take: a file system of somebody else's (FUSE) answers when it likes.
+	// readTime is the time limit for a file. A file system of another user (FUSE) may never answer.
 	readTime = 2 * time.Second
 )
 
-// File is what was read.
+// File is the contents and metadata of a file.
 type File struct {
 	Data []byte
 	UID  uint32 // owner
 	GID  uint32
 	Mode os.FileMode
-	// Links is how many names the file has.
+	// Links is the number of the file's names.
 	Links uint64
 }
 
-// Trusted says whether the file belongs to root or to this process's user, and not everybody may write it: its contents
-// may then name what is another user's. This is systemd's rule for PID files (CVE-2018-16888).
+// Trusted reports whether the file belongs to root or to this process's user and is not
+// world-writable. Its contents may then name objects of other users. systemd has the same rule for
+// PID files (CVE-2018-16888).
 func (f *File) Trusted() bool { return ours(f.UID) && f.Mode.Perm()&0o002 == 0 }
 
-// Public says whether errors may quote the file: everybody may read it, or it has no other name, at which it might be a
-// secret of another directory (where the sysctl fs.protected_hardlinks is 0).
+// Public reports whether errors may quote the file. It must be world-readable or have no other
+// name. With another name it might be a secret from another directory (if the sysctl
+// fs.protected_hardlinks is 0).
 func (f *File) Public() bool { return f.Mode.Perm()&0o004 != 0 || f.Links == 1 }
 
-// Read reads a regular file of at most so many bytes. Symbolic links on the way are followed if root or this process's
-// user owns them. A file that is missing gives an error that wraps [os.ErrNotExist], one that is not to be read
+// Read reads a regular file of at most most bytes. It follows symbolic links owned by root or this
+// process's user. For a missing file the error wraps [os.ErrNotExist], for a rejected one
 // [ErrRefused].
 func Read(path string, most int64) (*File, error) {
 	return Within(path, func() (*File, error) { return read(path, most) })
@@ -98,8 +101,8 @@ func tooLarge(path string, most int64) error {
 	return fmt.Errorf("%s: %w: it has more than %d bytes", path, ErrRefused, most)
 }
 
-// open opens a file without waiting for it, and without the links of others. Each component is opened by itself, so that
-// the link that was looked at is the one that is followed.
+// open opens a file without waiting for it, and without links of others. It opens each component by
+// itself, so the checked link is the followed one.
 func open(path string) (int, error) {
 	dir, rest := unix.AT_FDCWD, path
 	closeDir := func() {
@@ -170,7 +173,7 @@ func open(path string) (int, error) {
 			continue
 		}
 		defer unix.Close(fd)
-		if st.Mode&unix.S_IFMT != unix.S_IFREG { // never opened: a device may act on that, a FIFO wait
+		if st.Mode&unix.S_IFMT != unix.S_IFREG { // never opened: that may act on a device, or wait for a FIFO
 			return -1, fmt.Errorf("%s: %w: %s, and not a regular file", path, ErrRefused, kind(st.Mode))
 		}
 		if isKernels(fd) {
@@ -184,7 +187,7 @@ func open(path string) (int, error) {
 	}
 }
 
-// readLink is where the link leads that an O_PATH descriptor stands for.
+// readLink returns the target of the link behind an O_PATH descriptor.
 func readLink(fd int) (string, error) {
 	buf := make([]byte, unix.PathMax)
 	n, err := unix.Readlinkat(fd, "", buf)

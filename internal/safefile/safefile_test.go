@@ -16,7 +16,7 @@ import (
 
 const secret = "root:$6$secret:20228"
 
-// world is a directory of user 65534, beside a file that only root may read.
+// world creates a directory of user 65534, and a file readable only by root.
 func world(t *testing.T) (theirs, ours string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -36,7 +36,7 @@ func TestRead(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		make func() error
-		want string // of the error; "": it is read
+		want string // of the error; "": the read succeeds
 	}{
 		{"a file of theirs", func() error {
 			return errors.Join(os.WriteFile(path, []byte("4711\n"), 0o644), os.Lchown(path, 65534, 65534))

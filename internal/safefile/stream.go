@@ -7,10 +7,11 @@ import (
 	"os"
 )
 
-// chunk is how much of a Stream is read at once, in bytes.
+// chunk is the read size of a Stream in bytes.
 const chunk = 256 << 10
 
-// Stream is a file under the rules of [Read], for readers that need no copy of the whole file. It is for one goroutine.
+// Stream is a file under the rules of [Read], for readers without a copy of the whole file. It is
+// not safe for concurrent use.
 type Stream struct {
 	File // without Data
 	Seen Seen
@@ -23,7 +24,7 @@ type Stream struct {
 	hung bool
 }
 
-// Open opens a regular file as [Read] does. Its contents are read in chunks, each within two seconds.
+// Open opens a regular file like [Read]. Its contents are read in chunks, each within two seconds.
 func Open(path string) (*Stream, error) {
 	return Within(path, func() (*Stream, error) {
 		f, st, err := openFile(path)
@@ -47,18 +48,19 @@ func (s *Stream) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// fill reads a chunk into a buffer unknown to callers: a read that hangs writes to it when it returns.
+// fill reads a chunk into a buffer unknown to callers, because a hanging read writes to it when it
+// returns.
 func (s *Stream) fill() {
 	if s.buf == nil {
 		s.buf = make([]byte, chunk)
 	}
 	buf := s.buf
 	n, err := Within(s.path, func() (int, error) { return s.f.Read(buf) })
-	s.hung = errors.Is(err, ErrRefused) // by Within: reading gives no such error
+	s.hung = errors.Is(err, ErrRefused) // from Within: reads give no such error
 	s.left, s.err = buf[:n], err
 }
 
-// Close closes the file, as soon as a read that hangs has returned.
+// Close closes the file, after a hanging read has returned.
 func (s *Stream) Close() {
 	if s.hung {
 		go s.f.Close()

@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A stream gives what Read gives, and refuses what Read refuses.
+// TestStream checks that a stream returns the same data and errors as Read.
 func TestStream(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x")
-	want := bytes.Repeat([]byte("0123456789"), chunk/4) // several chunks, the last one in part
+	want := bytes.Repeat([]byte("0123456789"), chunk/4) // several chunks, the last one partial
 	if err := os.WriteFile(path, want, 0o640); err != nil {
 		t.Fatal(err)
 	}

@@ -10,10 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// call is a call of Within that has not come back.
+// call is a call of Within in progress.
 type call struct {
 	began time.Time
-	back  chan struct{} // closed when it comes back
+	back  chan struct{} // closed on return
 }
 
 var (
@@ -21,7 +21,7 @@ var (
 	asked = map[string]*call{}
 )
 
-// begin notes a call for a key, unless another one is under way: then it returns that one.
+// begin registers a call for a key. If one is in progress, it returns that one.
 func begin(key string) (mine, other *call) {
 	mu.Lock()
 	defer mu.Unlock()
@@ -40,8 +40,8 @@ func (c *call) end(key string) {
 	close(c.back)
 }
 
-// turn waits until no other call for the key is under way. It fails where one has taken longer than two seconds, and where
-// others have for as long gone first.
+// turn waits until no other call for the key is in progress. It fails if one has taken longer than
+// two seconds, or after two seconds of waiting.
 func turn(key string) (*call, error) {
 	for began := time.Now(); ; {
 		mine, other := begin(key)
@@ -56,8 +56,8 @@ func turn(key string) (*call, error) {
 	}
 }
 
-// returns waits for a call's return, for a time at most. Where the host stood still meanwhile, the call may have returned as
-// well as the time passed: then it has returned.
+// returns waits for a call's return, up to a time limit. After a stall of the host, both the return
+// and the timeout may be due. The return then counts.
 func (c *call) returns(within time.Duration) bool {
 	timer := time.NewTimer(within)
 	defer timer.Stop()
@@ -74,10 +74,11 @@ func (c *call) returns(within time.Duration) bool {
 	}
 }
 
-// Within runs f, and does not wait for longer than two seconds for its turn and two for f: it is for calls that another user can make wait, by a file
-// system of his own or by memory that lies there. Such a call holds a thread until that user lets it go, and cannot be ended.
-// So there is one at a time for a key. Another one waits for its turn, and fails at once while a call of more than two
-// seconds has not come back.
+// Within runs f. It waits at most two seconds for its turn and two more for f. It is for calls that
+// another user can block, by a file system of his own or by memory in one. Such a call occupies a
+// thread until that user releases it, and cannot be ended. So only one per key runs at a time.
+// Others wait for their turn, and fail at once while a call of more than two seconds has not
+// returned.
 func Within[T any](key string, f func() (T, error)) (T, error) {
 	type result struct {
 		v   T
@@ -101,23 +102,24 @@ func Within[T any](key string, f func() (T, error)) (T, error) {
 	return r.v, r.err
 }
 
-// Seen tells a file that has changed from one that has not.
+// Seen is a version of a file, to detect changes.
 type Seen struct {
 	Changed time.Time
 	Size    int64
 
 	inode  uint64
-	status time.Time // of the last change, which no user can set
+	status time.Time // of the last change; no user can set it
 }
 
-// Settled reports whether a later change of the file gives it another Seen: file systems count time in steps.
+// Settled reports whether a later change is sure to give another Seen. File systems have a limited
+// time resolution.
 func (s Seen) Settled() bool { return time.Since(s.status) > readTime }
 
 func seen(st *unix.Stat_t) Seen {
 	return Seen{time.Unix(st.Mtim.Unix()), st.Size, st.Ino, time.Unix(st.Ctim.Unix())}
 }
 
-// Stat looks at a file that Read would read.
+// Stat returns the version of a file readable by Read.
 func Stat(path string) (Seen, error) {
 	return Within("stat "+path, func() (Seen, error) {
 		f, st, err := openFile(path)
@@ -129,7 +131,8 @@ func Stat(path string) (Seen, error) {
 	})
 }
 
-// isKernels says whether a file is of a file system in which reading is an act: /proc, /sys and what is mounted there.
+// isKernels reports whether a file is on a file system where reading has effects: /proc, /sys and
+// mounts in there.
 func isKernels(fd int) bool {
 	var st unix.Statfs_t
 	if unix.Fstatfs(fd, &st) != nil {

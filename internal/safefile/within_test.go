@@ -18,9 +18,9 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-func TestMain(m *testing.M) { nstest.Main(m) } // in a mount namespace of its own
+func TestMain(m *testing.M) { nstest.Main(m) } // in its own mount namespace
 
-// What does not come back is waited for once, and takes one thread.
+// TestWithin checks that a hanging call is awaited once and occupies one thread.
 func TestWithin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
@@ -46,7 +46,8 @@ func TestWithin(t *testing.T) {
 	})
 }
 
-// Two that read the same file at once, as agents of one process do, both read it.
+// TestWithinTurns checks that concurrent readers of one file all succeed, as agents of one process
+// need.
 func TestWithinTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var under, done atomic.Int32
@@ -73,7 +74,8 @@ func TestWithinTurns(t *testing.T) {
 	})
 }
 
-// A call that waits for its turn fails when the one before it counts as hung, or when it has itself waited for that long.
+// TestWithinTurnIsBounded checks that a waiting call fails when its predecessor counts as hung, or
+// after its own wait of that length.
 func TestWithinTurnIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
@@ -88,7 +90,8 @@ func TestWithinTurnIsBounded(t *testing.T) {
 	})
 }
 
-// A file system of another user's is refused before it is asked anything: this one never answers.
+// TestFileSystemOfUser checks that another user's file system is rejected without any call to it.
+// The one in the test never answers.
 func TestFileSystemOfUser(t *testing.T) {
 	nstest.NeedRoot(t)
 	dir := t.TempDir()
@@ -96,7 +99,7 @@ func TestFileSystemOfUser(t *testing.T) {
 	if err != nil {
 		t.Skip("need: kernel FUSE:", err)
 	}
-	defer unix.Close(fd) // ends the file system, and whoever waits for it
+	defer unix.Close(fd) // ends the file system and all waits for it
 	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=65534,group_id=0,allow_other", fd)
 	if err := unix.Mount("none", dir, "fuse", 0, data); err != nil {
 		t.Skip("need: kernel FUSE:", err)
@@ -132,7 +135,7 @@ func TestFuseUser(t *testing.T) {
 	}
 }
 
-// Reading files of /proc and /sys may be an act, and may wait.
+// TestFilesOfKernel checks files of /proc and /sys, because reading them may have effects or wait.
 func TestFilesOfKernel(t *testing.T) {
 	for _, path := range []string{"/proc/kmsg", fmt.Sprintf("/proc/%d/status", os.Getpid()), "/sys/kernel/notes", "/proc/self/root/proc/version"} {
 		if _, err := Read(path, 1<<20); !errors.Is(err, ErrRefused) && !errors.Is(err, os.ErrNotExist) {
@@ -154,7 +157,8 @@ func TestStat(t *testing.T) {
 	}
 }
 
-// A FIFO without a writer is waited for, as a shell's <(command) has to be, and not in silence.
+// TestInputWaits checks that Input waits for a FIFO without a writer, as a shell's <(command)
+// requires, and reports the wait.
 func TestInputWaits(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "fifo")
 	if err := unix.Mkfifo(file, 0o600); err != nil {
