@@ -7,28 +7,28 @@ import (
 	"strings"
 )
 
-// Counts is what a guard has seen and whom it knows.
+// Counts is the packets seen by a guard and its known sources.
 type Counts struct {
 	Passed            uint64          `json:"passed"`             // packets
 	Refused           uint64          `json:"refused"`            // packets; under dry_run they passed
-	Malformed         uint64          `json:"malformed"`          // of the refused, packets whose headers cannot be read to their end
-	Tiers             map[string]Tier `json:"tiers"`              // by what their sources have earned
-	UnderAttack       bool            `json:"under_attack"`       // something was refused in the last few seconds
-	Reserved          float64         `json:"reserved"`           // packets per second that known sources have reserved
+	Malformed         uint64          `json:"malformed"`          // of the refused, packets with incomplete headers
+	Tiers             map[string]Tier `json:"tiers"`              // by the rank of their sources
+	UnderAttack       bool            `json:"under_attack"`       // packets were refused in the last few seconds
+	Reserved          float64         `json:"reserved"`           // packets per second reserved by known sources
 	ReservationOwners uint32          `json:"reservation_owners"` // sources with a reservation
 	Top               []Pattern       `json:"top,omitempty"`
 }
 
-// Tier is what became of the packets of one tier.
+// Tier is the packet counts of one tier.
 type Tier struct {
 	Passed  uint64 `json:"passed"`
 	Refused uint64 `json:"refused"`
 }
 
-// TierOf says what sources a tier's packets are of.
+// TierOf describes the sources of a tier.
 type TierOf struct{ Name, About string }
 
-// tiers are enum guard_tier, in its order.
+// tiers is enum guard_tier, in its order.
 var tiers = []TierOf{
 	{"reserved", "stay within what they have reserved"},
 	{"earned", "stay within what they have long shown, but could not reserve"},
@@ -38,7 +38,7 @@ var tiers = []TierOf{
 	{"heavy", "take far more than their share, or belong to a pattern that does"},
 }
 
-// Tiers are the tiers of packets, the one that may most first.
+// Tiers returns the tiers, the highest privilege first.
 func Tiers() []TierOf { return tiers }
 
 const (
@@ -46,15 +46,15 @@ const (
 	verdictUnlimited = 7
 )
 
-// Pattern is what many refused packets have in common.
+// Pattern is a property shared by many refused packets.
 type Pattern struct {
 	Level  string  `json:"level"`            // host, net, wide, port or destination
-	Prefix string  `json:"prefix,omitempty"` // of the source; the destination's address and port
+	Prefix string  `json:"prefix,omitempty"` // of the source; for a destination its address and port
 	Port   uint16  `json:"port,omitempty"`   // the source port
-	PPS    float64 `json:"pps"`              // refused packets per second over the last 20 seconds or so, at least: the error of sampling is taken off
+	PPS    float64 `json:"pps"`              // refused packets per second, average over some 20 seconds, lower bound: the sampling error is subtracted
 }
 
-// String is the pattern as people read it.
+// String returns the pattern in words.
 func (p Pattern) String() string {
 	switch p.Level {
 	case "port":

@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// Limit is a rate of packets per second; 0 is no limit.
+// Limit is a rate in packets per second. 0 is no limit.
 type Limit uint64
 
-// MaxLimit is the highest limit. Nothing sends that many packets to one host.
+// MaxLimit is the highest limit, above any rate to one host.
 const MaxLimit Limit = 1_000_000_000
 
 var limitUnits = []struct {
@@ -19,8 +19,9 @@ var limitUnits = []struct {
 	factor uint64
 }{{"Gpps", 1e9}, {"Mpps", 1e6}, {"kpps", 1e3}, {"pps", 1}, {"/s", 1}, {"", 1}}
 
-// ParseLimit reads "20kpps", "1.5Mpps", "500pps", "500/s" or "500": digits, and a fraction if what they say is a whole
-// number of packets per second. It counts in whole numbers: as a floating-point number 1.001kpps is less than 1001pps.
+// ParseLimit parses "20kpps", "1.5Mpps", "500pps", "500/s" or "500". A fraction is allowed if the
+// result is a whole number of packets per second. It uses integers, because as a floating-point
+// number 1.001kpps is less than 1001pps.
 func ParseLimit(text string) (Limit, error) {
 	for _, u := range limitUnits {
 		number, ok := strings.CutSuffix(text, u.suffix)
@@ -55,7 +56,8 @@ func digits(s string) bool {
 	return s != "" && strings.Trim(s, "0123456789") == ""
 }
 
-// scaled is a decimal number times a power of ten, rounded down, and whether something was lost by that.
+// scaled returns a decimal number times a power of ten, rounded down, and whether that lost a
+// remainder.
 func scaled(whole, fraction string, factor uint64) (n uint64, rest bool, err error) {
 	places := len(strconv.FormatUint(factor, 10)) - 1
 	fraction = strings.TrimRight(fraction, "0")
@@ -75,7 +77,7 @@ func (l *Limit) UnmarshalText(b []byte) (err error) {
 // MarshalText implements encoding.TextMarshaler.
 func (l Limit) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
 
-// String is the limit with the largest unit in which it is a whole number.
+// String returns the limit in the largest unit that gives a whole number.
 func (l Limit) String() string {
 	for _, u := range limitUnits {
 		if f := Limit(u.factor); l >= f && l%f == 0 {

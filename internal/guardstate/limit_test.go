@@ -24,7 +24,7 @@ func TestParseLimit(t *testing.T) {
 	}
 }
 
-// TestParseLimitSays has the error say what is wrong, and what to do.
+// TestParseLimitSays checks that each error names the mistake and the remedy.
 func TestParseLimitSays(t *testing.T) {
 	for text, want := range map[string]string{"0": "leave it out", "0kpps": "leave it out", "-5kpps": "below zero", "0.5pps": "the lowest limit is 1pps",
 		"1.5": "like 1pps", "1.2345kpps": "like 1234pps", "2Gpps": "more than 1Gpps", "99999999999999999999": "more than 1Gpps", "20 kbps": "like 500pps, 20kpps"} {
@@ -48,7 +48,7 @@ func TestLimitString(t *testing.T) {
 	}
 }
 
-// TestLayoutRates holds the intervals to the limits: within a per mille from 1 pps to 10 Mpps.
+// TestLayoutRates checks that the intervals match the limits: within 0.1 % from 1 pps to 10 Mpps.
 func TestLayoutRates(t *testing.T) {
 	for _, l := range []Limit{1, 3, 100, 999, 20_000, 1_234_567, 10_000_000} {
 		g := Limits{Total: l}.Layout()

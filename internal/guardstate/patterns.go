@@ -10,7 +10,7 @@ import (
 	"slices"
 )
 
-// levels are enum guard_level, in its order, with the length of the prefix of an IPv4 and of an IPv6 source.
+// levels is enum guard_level in its order, with the prefix lengths of IPv4 and IPv6 sources.
 var levels = []struct {
 	name string
 	bits [2]int
@@ -20,17 +20,19 @@ const (
 	topShift = 33 // GUARD_TOP_SHIFT
 	topOne   = 16 // weight of one packet
 
-	// topSpan turns a weight in packets into a rate: halved every 2^33 ns, a steady rate is worth what comes in
-	// 2^33 ns / ln 2, on average over the time between two halvings.
+	// topSpan converts a weight in packets into a rate. The weight is halved every 2^33 ns. On
+	// average over the time between two halvings, a steady rate then has the weight of its packets
+	// in 2^33 ns / ln 2.
 	topSpan = (1 << topShift) / 1e9 / math.Ln2
-	// topSample is the weight of one sample: a refused packet in 16 is filed (GUARD_TOP_SAMPLE).
+	// topSample is the weight of one sample: one refused packet in 16 is recorded
+	// (GUARD_TOP_SAMPLE).
 	topSample = 16 * topOne
-	// topLeast is how many samples a name needs. With fewer, chance says more than traffic.
+	// topLeast is the minimum number of samples of a pattern. With fewer, chance dominates.
 	topLeast = 16
-	shown    = 5 // patterns of a level
+	shown    = 5 // patterns per level
 )
 
-// top are the heaviest patterns of each level, the widest level first.
+// top returns the heaviest patterns of each level, the widest level first.
 func (s *Layout) top(now uint64) []Pattern {
 	var out []Pattern
 	for level := range s.Top {
@@ -50,8 +52,8 @@ func (s *Layout) top(now uint64) []Pattern {
 	return out
 }
 
-// pattern reads an entry of a level's set. Entries are written without a lock: one whose check does not fit its key was
-// torn by two CPUs, and is left out.
+// pattern decodes an entry of a level's set. Entries are written without a lock. Two CPUs may tear
+// one, so its check does not match its key. pattern skips such an entry.
 func (s *Layout) pattern(level, set int, e TopEntry, now uint32) (Pattern, bool) {
 	age := now - e.At
 	if e.Weight == 0 || age > 31 {
@@ -61,8 +63,8 @@ func (s *Layout) pattern(level, set int, e TopEntry, now uint32) (Pattern, bool)
 	if uint16(hash>>48) != e.Check || int(hash%uint64(len(s.Top[level].Entry))) != set {
 		return Pattern{}, false
 	}
-	// One of hundreds of patterns is always well above its mean, and a table that shows the largest shows that one: so the
-	// rate is three standard deviations below the estimate.
+	// Of hundreds of patterns, one is always well above its mean, and a table of the largest shows
+	// it. So the rate is three standard deviations below the estimate.
 	samples := float64(e.Weight>>age) / topSample
 	p := Pattern{Level: levels[level].name, PPS: (samples - 3*math.Sqrt(samples)) * topSample / topOne / topSpan}
 	address := netip.AddrFrom16(e.Address)
@@ -97,5 +99,5 @@ func mix(x uint64) uint64 {
 	return x ^ x>>32
 }
 
-// check that the two sides agree on how many levels there are.
+// checks that both sides have the same number of levels
 var _ = [1]struct{}{}[len(Layout{}.Top)-5]

@@ -8,28 +8,30 @@ import (
 	"sync/atomic"
 )
 
-// Fields of a source's word: source.h.
+// Fields of a source's word, see source.h.
 const (
 	shownShift   = 12
 	shownMask    = 4095
 	scoreShift   = 24
 	scoreMask    = 15
 	scoreGranted = 14 // GUARD_GRANTED: it has a reservation
-	scoreEarned  = 13 // GUARD_MAX_SCORE: it has shown as much, and there was no room
+	scoreEarned  = 13 // GUARD_MAX_SCORE: it has earned one, but there was no room
 )
 
-// reservation is what a source has reserved.
+// reservation is the reservation of a source.
 type reservation struct {
 	word    *uint64
-	packets uint64 // an epoch
+	packets uint64 // per epoch
 }
 
-// reduce takes back reservations until they fit a limit of so many packets an epoch, of which three quarters can be reserved
-// under attack (guard_room, source.h). Else a limit that proves too high in a flood could not be lowered: under it the
-// flood's sources have been behaving, and what they reserved would leave no room for anybody.
+// reduce withdraws reservations until they fit a limit of perEpoch packets per epoch. Under attack
+// three quarters of it can be reserved (guard_room, source.h). Otherwise lowering a limit during a
+// flood would not help: under the higher limit the flood's sources behaved, and their reservations
+// would leave no room for others.
 //
-// Those of a flood are many and alike. So half of the room stays with the largest, of which a few resolvers or
-// collectors are, and half with the smallest. Who loses a reservation keeps what it has shown.
+// The reservations of a flood are many and alike. So half of the room stays with the largest ones,
+// held by a few resolvers or collectors, and half with the smallest. A source without its
+// reservation keeps its score.
 func (s *State) reduce(perEpoch uint64) {
 	room := perEpoch / 4 * 3
 	if uint64(atomic.LoadUint32(&s.Total.Reserved)) <= room {
@@ -56,7 +58,8 @@ func (s *State) reservations() (all []reservation) {
 	return all
 }
 
-// beyond are the reservations for which there is no room behind those before them; one that is too large leaves it to the next.
+// beyond returns the reservations without room behind the previous ones. If one is too large, the
+// next may still fit.
 func beyond(all []reservation, room uint64) (out []reservation) {
 	for _, r := range all {
 		if r.packets > room {
@@ -68,8 +71,8 @@ func beyond(all []reservation, room uint64) (out []reservation) {
 	return out
 }
 
-// takeBack makes a source one that has earned its reservation and finds no room, beside programs that count its packets.
-// It is left as it is where they do that again and again.
+// takeBack turns a source's reservation into an earned one without room, while programs count its
+// packets. It gives up after repeated collisions.
 func (s *State) takeBack(r reservation) {
 	for range 8 {
 		w := atomic.LoadUint64(r.word)

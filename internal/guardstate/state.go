@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package guardstate is the state of a guard as its programs lay it out (feature/guard/bpf/guard.h): limits, counts and
-// patterns. The guard of feature/guard and the client of clients/go/guard both work on it. It needs nothing to load
-// programs with, which keeps the client small.
+// Package guardstate is the memory layout of a guard's state (feature/guard/bpf/guard.h): limits,
+// counts and patterns. feature/guard and clients/go/guard both use it. It needs no code to load
+// programs, which keeps the client small.
 package guardstate
 
 import (
@@ -20,10 +20,10 @@ import (
 // ABI is the version of the layout of a guard's state: guard.h.
 const ABI = 1
 
-// ErrLayout says that a map is not the state of a guard of this version.
+// ErrLayout reports a map of another kind, or of another version of the state.
 var ErrLayout = errors.New("not the state of a guard of this version")
 
-// Never is an epoch long before the first: nothing has been refused yet.
+// Never is an epoch long before the first one: nothing was refused yet.
 const Never = ^uint32(7)
 
 // LimitsLayout is struct guard_limits.
@@ -49,7 +49,7 @@ type TopEntry struct {
 	Pad     uint32
 }
 
-// Layout is struct guard_state. A test of feature/guard compares it with the compiled programs' own.
+// Layout is struct guard_state. A test of feature/guard compares it with the compiled programs.
 type Layout struct {
 	Total struct {
 		Seed        [2]uint64
@@ -93,7 +93,7 @@ type Layout struct {
 // Bytes is the size of a guard's state.
 const Bytes = int(unsafe.Sizeof(Layout{}))
 
-// CounterSets is how many sets of counters there are: CPUs beyond share them. GUARD_COUNTERS.
+// CounterSets is the number of counter sets. Further CPUs share them. GUARD_COUNTERS.
 const CounterSets = len(Layout{}.Counters)
 
 // State is a guard's state, mapped for reading and writing.
@@ -102,7 +102,8 @@ type State struct {
 	memory []byte
 }
 
-// Map maps the state behind a descriptor of its map, which takes no right but the descriptor. Close it.
+// Map maps the state behind a descriptor of its map. It needs no privilege besides the descriptor.
+// Close it.
 func Map(fd int) (*State, error) {
 	memory, err := unix.Mmap(fd, 0, Bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
@@ -114,8 +115,8 @@ func Map(fd int) (*State, error) {
 // Close unmaps the state.
 func (s *State) Close() { _ = unix.Munmap(s.memory) }
 
-// Init writes the state of a new guard. Its seed is drawn here and stays with it: whoever knew it could choose addresses
-// that collide.
+// Init writes the state of a new guard. It draws the seed, which never changes. Anyone with the
+// seed could choose colliding addresses.
 func (s *State) Init(l Limits) error {
 	var seed [16]byte
 	if _, err := rand.Read(seed[:]); err != nil {
@@ -129,13 +130,13 @@ func (s *State) Init(l Limits) error {
 	return nil
 }
 
-// changing is held while limits are put in force: two guards of this process may be of one state, as Attach makes one of
-// the same grant for each socket, and both would write the form that is not in force. Other processes with the same
-// descriptor are not kept out.
+// changing is held during a change of limits. Two guards of this process may share one state,
+// because Attach creates one per socket from the same grant. Both would write the inactive limits.
+// Other processes with the descriptor are not excluded.
 var changing sync.Mutex
 
-// SetLimits puts limits in force at once: a packet meets the old ones or the new ones. Reservations for which there is no
-// more room are taken back (see reduce).
+// SetLimits applies limits at once: a packet meets the old ones or the new ones. It withdraws
+// reservations without room (see reduce).
 func (s *State) SetLimits(l Limits) {
 	changing.Lock()
 	defer changing.Unlock()
@@ -147,10 +148,10 @@ func (s *State) SetLimits(l Limits) {
 	}
 }
 
-// Limits are the limits in force.
+// Limits returns the active limits.
 func (s *Layout) Limits() LimitsLayout { return s.Total.Limits[s.Total.Active&1] }
 
-// NetworkOrder turns a port into network byte order, or back.
+// NetworkOrder converts a port to network byte order, or back.
 func NetworkOrder(port uint16) uint16 {
 	var b [2]byte
 	binary.BigEndian.PutUint16(b[:], port)

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestTwoOfOneState maps one state twice, as two guards of one grant do. Limits of one are not put in force while those of
-// the other are.
+// TestTwoOfOneState maps one state twice, like two guards of one grant. Their changes of limits
+// exclude each other.
 func TestTwoOfOneState(t *testing.T) {
 	fd, err := unix.MemfdCreate("state", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -33,7 +33,7 @@ func TestTwoOfOneState(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, s := range states {
-		changing.Lock() // as the other one's change does
+		changing.Lock() // like the other one's change
 		done := make(chan struct{})
 		go func() { s.SetLimits(Limits{Total: 600}); close(done) }()
 		select {
