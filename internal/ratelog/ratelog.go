@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ratelog bounds the log lines that strangers can cause. Every message has a
-// rate for each party it is about, and one for all parties; lines beyond these are
-// counted, and the count is logged. A line that repeats word for word, as that of a peer which tries again each second, is
-// logged once a minute after its first times.
+// Package ratelog limits the log lines that strangers can cause. Every message has a rate per party
+// and a rate for all parties. It counts the suppressed lines and logs the count. A line repeated
+// word for word, for example about a peer retrying each second, is logged once a minute after its
+// first occurrences.
 package ratelog
 
 import (
@@ -15,35 +15,35 @@ import (
 	"time"
 )
 
-// Rates, in lines. A party's burst is smaller than a message's, so that one user's
-// flood leaves the lines about others.
+// Rates, in lines. A party's burst is smaller than a message's, so a flood of one user does not
+// suppress lines about others.
 const (
 	partyBurst   = 20
-	partyRate    = 1 // a second
+	partyRate    = 1 // per second
 	messageBurst = 1000
 	messageRate  = 10
-	maxParties   = 1024 // of one message
+	maxParties   = 1024 // per message
 	maxMessages  = 1024
 	tellAfter    = 5 * time.Second
 
-	// A line that was logged so often word for word is logged again once in repeatEvery.
+	// After maxRepeats occurrences, an identical line is logged once per repeatEvery.
 	maxRepeats  = 20
 	repeatEvery = time.Minute
-	// pause is after how long without its like a line that was suppressed is logged all the same: it is the latest word, such
-	// as the end of an outage in a link that flaps.
+	// pause is the quiet time after which the last suppressed line is logged anyway. It is the
+	// latest state, for example the end of an outage of a flapping link.
 	pause    = 10 * time.Second
-	maxLines = 8 // different ones of one party that are remembered
+	maxLines = 8 // remembered distinct lines per party
 )
 
-// strangers is how many of parties are strangers: what else a line says of one is the stranger's choice.
+// strangers is the number of leading keys in parties for strangers. A stranger chooses all else in
+// a line about him.
 const strangers = 3
 
-// parties are the keys of attributes that say whom a line is about, the most certain first.
-var parties = [...]string{"uid", "peer", "remote", // strangers, as the kernel names them
+// parties are the attribute keys naming the party of a line, the most reliable first.
+var parties = [...]string{"uid", "peer", "remote", // strangers, as named by the kernel
 	"service", "name", "host", "netns", "interface"}
 
-// Limit returns a logger that bounds the lines of l. A logger that is bounded already
-// is returned as it is.
+// Limit returns a logger that limits the lines of l. It returns a limited logger unchanged.
 func Limit(l *slog.Logger) *slog.Logger {
 	if l == nil {
 		return slog.New(slog.DiscardHandler)
@@ -54,7 +54,7 @@ func Limit(l *slog.Logger) *slog.Logger {
 	return slog.New(newHandler(l.Handler()))
 }
 
-// newHandler bounds the records that reach h.
+// newHandler limits the records passed to h.
 func newHandler(h slog.Handler) slog.Handler {
 	return &handler{Handler: h, limits: &limits{out: h, messages: map[string]*message{}}}
 }
@@ -62,12 +62,12 @@ func newHandler(h slog.Handler) slog.Handler {
 type handler struct {
 	slog.Handler
 	limits *limits
-	with   string // what WithAttrs and WithGroup have added
+	with   string // added by WithAttrs and WithGroup
 }
 
 // Handle implements slog.Handler.
 func (h *handler) Handle(ctx context.Context, r slog.Record) error {
-	later := func(missing int) { _ = h.handle(context.Background(), r.Clone(), missing) } // nobody is there to hear of it
+	later := func(missing int) { _ = h.handle(context.Background(), r.Clone(), missing) } // there is no caller for the error
 	ok, missing := h.limits.allow(r.Message, party(r), h.words(r), later, time.Now())
 	if !ok {
 		return nil
@@ -97,7 +97,7 @@ func (h *handler) WithGroup(name string) slog.Handler {
 	return &handler{h.Handler.WithGroup(name), h.limits, h.with + "\x00" + name}
 }
 
-// party is whom a record is about.
+// party returns the party of a record.
 func party(r slog.Record) (who string) {
 	best, slot := len(parties), ""
 	r.Attrs(func(a slog.Attr) bool {
@@ -118,7 +118,7 @@ func party(r slog.Record) (who string) {
 	return who
 }
 
-// network is the network of an address with a port: a peer has many ports.
+// network returns the network of an address with a port, because a peer has many ports.
 func network(s string) string {
 	at, err := netip.ParseAddrPort(s)
 	if err != nil {
@@ -128,11 +128,11 @@ func network(s string) string {
 	if a.Is6() {
 		bits = 64
 	}
-	p, _ := a.Prefix(bits) // an address has as many
+	p, _ := a.Prefix(bits) // the prefix is never longer than the address
 	return p.String()
 }
 
-// limits are shared by a handler and what is made of it.
+// limits are shared by a handler and its derived handlers.
 type limits struct {
 	out slog.Handler
 
@@ -141,7 +141,7 @@ type limits struct {
 	timer    bool
 }
 
-// message is all that is known of a message's lines.
+// message is the state of a message's lines.
 type message struct {
 	all     bucket
 	parties map[string]*lines
@@ -159,8 +159,8 @@ func (b *bucket) fill(now time.Time, rate, burst float64) {
 	b.at = now
 }
 
-// allow says whether a line may be logged, and how many of its party were not before. later logs the line, and how many before it
-// were not.
+// allow reports whether a line may be logged, and the number of its party's lines suppressed
+// before. later logs the line together with that number.
 func (l *limits) allow(text, who string, words uint64, later func(missing int), now time.Time) (ok bool, missing int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -195,7 +195,7 @@ func (l *limits) allow(text, who string, words uint64, later func(missing int), 
 	return true, missing
 }
 
-// spend spends the tokens of a line of a party, if there are any.
+// spend spends the tokens for a line of a party, if there are any.
 func (m *message) spend(b *lines, now time.Time) bool {
 	b.fill(now, partyRate, partyBurst)
 	m.all.fill(now, messageRate, messageBurst)
@@ -207,7 +207,7 @@ func (m *message) spend(b *lines, now time.Time) bool {
 	return true
 }
 
-// tellLater starts the time after which tell runs. l.mu is held.
+// tellLater starts the timer for tell. l.mu is held.
 func (l *limits) tellLater() {
 	if !l.timer {
 		l.timer = true
@@ -215,7 +215,7 @@ func (l *limits) tellLater() {
 	}
 }
 
-// party is the bucket of a party. Parties beyond maxParties share one.
+// party returns the lines of a party. Parties beyond maxParties share one entry.
 func (m *message) party(who string, now time.Time) *lines {
 	if b := m.parties[who]; b != nil {
 		return b
@@ -236,8 +236,8 @@ func (m *message) party(who string, now time.Time) *lines {
 	return m.parties[who]
 }
 
-// said is when the latest repeated line about each party happened that was logged: what alternates with others repeats as they do.
-// Lines about no party, or about those beyond maxParties, are of many.
+// said returns the time of the latest logged repeated line of each party, because alternating lines
+// repeat together. Lines without a party, or of parties beyond maxParties, come from many.
 func (l *limits) said() map[string]time.Time {
 	said := map[string]time.Time{}
 	for _, m := range l.messages {
@@ -249,7 +249,7 @@ func (l *limits) said() map[string]time.Time {
 	return said
 }
 
-// tell logs, once a message, how many lines were suppressed and not counted since.
+// tell logs the number of lines suppressed since the last report, once per message.
 func (l *limits) tell() {
 	l.mu.Lock()
 	l.timer = false
@@ -278,6 +278,6 @@ func (l *limits) tell() {
 		}
 		r := slog.NewRecord(time.Now(), slog.LevelWarn, "log lines suppressed", 0)
 		r.AddAttrs(slog.String("line", text), slog.Int("suppressed", n))
-		_ = l.out.Handle(context.Background(), r) // nobody is there to hear of it
+		_ = l.out.Handle(context.Background(), r) // there is no caller for the error
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// output is read when timers that are due have written.
+// output is read after due timers have written.
 type output struct{ nstest.Log }
 
 func (o *output) String() string {
@@ -40,7 +40,8 @@ func countLines(o *output, containing ...string) (n int) {
 	return n
 }
 
-// One user's flood is bounded and counted, and leaves the lines about others.
+// TestFloodOfOneUser checks that one user's flood is limited and counted, and lines about others
+// remain.
 func TestFloodOfOneUser(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out output
@@ -72,8 +73,8 @@ func TestFloodOfOneUser(t *testing.T) {
 	})
 }
 
-// A line that repeats each second for ever is logged each minute, and tells how often it was left out. Other lines about the
-// same party are logged at once, and the end of the repetition is told.
+// TestRepeats checks that a line repeated each second is logged each minute with its suppressed
+// count. Other lines about the same party are logged at once, and so is the end of the repetition.
 func TestRepeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out output
@@ -112,7 +113,8 @@ func TestRepeats(t *testing.T) {
 	})
 }
 
-// The latest word about what flaps stands last in the log, however often it was said before.
+// TestLatestOfAFlap checks that the latest state of a flapping link is the last line in the log,
+// after any number of repetitions.
 func TestLatestOfAFlap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, every := range []time.Duration{time.Second, 3 * time.Second, 12 * time.Second} {
@@ -143,7 +145,7 @@ func TestLatestOfAFlap(t *testing.T) {
 	})
 }
 
-// Lines that are logged after a pause are bounded like others.
+// TestPausesOfManyParties checks that lines logged after a pause obey the limits, too.
 func TestPausesOfManyParties(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out output
@@ -159,7 +161,7 @@ func TestPausesOfManyParties(t *testing.T) {
 			time.Sleep(repeatEvery - time.Second)
 		}
 		flood(0, parties)      // suppressed
-		for range partyBurst { // all tokens
+		for range partyBurst { // spends all tokens
 			flood(parties, maxParties)
 		}
 		before := countLines(&out, "msg=refused")
@@ -175,7 +177,7 @@ func TestPausesOfManyParties(t *testing.T) {
 	})
 }
 
-// Many parties are bounded together, in lines and in memory.
+// TestFloodOfManyParties checks that many parties are limited together, in lines and in memory.
 func TestFloodOfManyParties(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out output
@@ -195,7 +197,7 @@ func TestFloodOfManyParties(t *testing.T) {
 	})
 }
 
-// A peer is its network, whatever its port.
+// TestFloodOfPorts checks that a peer is its network, for all ports.
 func TestFloodOfPorts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out output

@@ -8,23 +8,23 @@ import (
 	"time"
 )
 
-// lines are one message's lines about one party.
+// lines are the lines of one message and party.
 type lines struct {
 	bucket
-	same map[uint64]*line // by their words
-	said time.Time        // when the latest repeated one that was logged happened
+	same map[uint64]*line // by hash of their words
+	said time.Time        // time of the latest logged repeated one
 }
 
-// line is one line, in all its words.
+// line is one line with all its words.
 type line struct {
-	times      int // that it was logged, each within repeatEvery of the one before
+	times      int // it was logged, each within repeatEvery of the previous one
 	logged     time.Time
 	suppressed int               // since
-	latest     time.Time         // that it was suppressed
-	later      func(missing int) // logs that one
+	latest     time.Time         // time of the latest suppression
+	later      func(missing int) // logs the latest suppressed one
 }
 
-// latest is a line to be logged after its pause.
+// latest is a line to log after its pause.
 type latest struct {
 	at  time.Time
 	log func()
@@ -32,7 +32,7 @@ type latest struct {
 
 var seed = maphash.MakeSeed()
 
-// words stands for all that a line says beside its message.
+// words hashes everything in a line besides its message.
 func (h *handler) words(r slog.Record) uint64 {
 	var m maphash.Hash
 	m.SetSeed(seed)
@@ -45,7 +45,7 @@ func (h *handler) words(r slog.Record) uint64 {
 	return m.Sum64()
 }
 
-// line is what is known of a line. The one that was logged first makes room for another.
+// line returns the state of a line. A new one may replace the one logged first.
 func (b *lines) line(words uint64, now time.Time) *line {
 	l := b.same[words]
 	if l != nil && now.Sub(l.logged) > repeatEvery+tellAfter {
@@ -72,7 +72,7 @@ func (b *lines) line(words uint64, now time.Time) *line {
 	return l
 }
 
-// pending is how many lines were suppressed since the last one that told.
+// pending returns the number of suppressed lines since the last report.
 func (b *lines) pending() (n int) {
 	n = b.suppressed
 	for _, l := range b.same {
@@ -81,9 +81,9 @@ func (b *lines) pending() (n int) {
 	return n
 }
 
-// paused are the lines that were suppressed and do not repeat any more, to be logged as far as there are tokens. Each counts
-// those before it. One that happened before the latest repeated line about the party, at said, is not logged but counted: of
-// lines that alternate, the latest stands last in the log.
+// paused returns suppressed lines that no longer repeat, as far as there are tokens. Each includes
+// its count. A line older than said, the latest repeated line about the party, is only counted. So
+// of alternating lines the latest is last in the log.
 func (m *message) paused(b *lines, said, now time.Time) (out []latest) {
 	for _, l := range b.same {
 		if l.suppressed == 0 || now.Sub(l.latest) < pause {
@@ -112,8 +112,8 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// untold is how many suppressed lines no line is going to tell, which are told now. more says that some wait for a line that
-// repeats, or for the pause after it.
+// untold returns the number of suppressed lines not covered by a later line. more reports whether
+// others wait for a repetition or for the pause.
 func (b *lines) untold() (n int, more bool) {
 	n, b.suppressed = b.suppressed, 0
 	for _, l := range b.same {
