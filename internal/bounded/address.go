@@ -9,12 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Getsockname is unix.Getsockname for a socket of IPv4 or IPv6 that another process may have, too; of other families it returns
-// EAFNOSUPPORT. It may wait for the socket's lock. That of package unix tells Go's runtime nothing of the call: while it waits,
-// garbage collection waits for it, and with it the whole process; on one CPU everything does at once.
+// Getsockname is unix.Getsockname for an IPv4 or IPv6 socket shared with another process. For other
+// families it returns EAFNOSUPPORT. It may wait for the socket's lock. The version of package unix
+// does not tell Go's runtime about the wait. Garbage collection, and with it the whole process,
+// would then wait, too; on one CPU all goroutines would at once.
 func Getsockname(fd int) (unix.Sockaddr, error) { return address(unix.SYS_GETSOCKNAME, fd) }
 
-// Getpeername is unix.Getpeername, as [Getsockname].
+// Getpeername is unix.Getpeername, like [Getsockname].
 func Getpeername(fd int) (unix.Sockaddr, error) { return address(unix.SYS_GETPEERNAME, fd) }
 
 func address(call uintptr, fd int) (unix.Sockaddr, error) {

@@ -15,14 +15,14 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// playAddress asks for the addresses of its descriptor 3, and collects garbage meanwhile.
+// playAddress reads the addresses of its descriptor 3 and collects garbage meanwhile.
 func playAddress([]string) error {
 	runtime.GOMAXPROCS(1)
 	for _, call := range []func(int) (unix.Sockaddr, error){bounded.Getsockname, bounded.Getpeername} {
 		asked := make(chan struct{})
 		go func() {
 			close(asked)
-			_, _ = call(3) // the lock's holder decides when it comes back
+			_, _ = call(3) // it returns when the lock's owner releases it
 		}()
 		<-asked
 		runtime.Gosched()
@@ -32,7 +32,8 @@ func playAddress([]string) error {
 	return nil
 }
 
-// A process that asks for the address of a socket whose lock another one holds goes on, on one CPU too.
+// TestAddressOfLockedSocket checks that a process continues, even on one CPU, while it reads the
+// address of a socket locked by another process.
 func TestAddressOfLockedSocket(t *testing.T) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -66,15 +67,15 @@ func TestAddressOfLockedSocket(t *testing.T) {
 	c := nstest.Child("address")
 	c.ExtraFiles = []*os.File{f}
 	p := nstest.Start(t, c)
-	stuck := time.AfterFunc(10*time.Second, release) // nothing else ends it
+	stuck := time.AfterFunc(10*time.Second, release) // nothing else ends the wait
 	p.Expect("collected")
 	if !stuck.Stop() {
 		t.Error("it stood still until the lock was free")
 	}
-	release() // a process ends only when its calls have come back
+	release() // a process ends only after its calls have returned
 }
 
-// Addresses are those that package unix tells.
+// TestAddresses compares the addresses with package unix.
 func TestAddresses(t *testing.T) {
 	for family, at := range map[int]unix.Sockaddr{unix.AF_INET: &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}, unix.AF_INET6: &unix.SockaddrInet6{Addr: [16]byte{15: 1}}} {
 		fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -106,7 +107,7 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// text is an address without what package unix keeps in it.
+// text formats an address without internal data of package unix.
 func text(a unix.Sockaddr) string {
 	switch a := a.(type) {
 	case *unix.SockaddrInet4:

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bounded runs calls that another user can make wait in the kernel, and gives them up after a time.
+// Package bounded runs system calls with a time limit, because another user can block some of them
+// in the kernel.
 //
-// A process can hold the lock of its socket for as long as it likes: send(2) copies under that lock, from memory that may
-// lie on a file system of the process's user (FUSE), which answers when it likes. Then getsockname(2), setsockopt(2),
-// TCP_INFO, SO_GET_FILTER, an update of a socket map, and iterators over sockets wait, and no signal ends that.
-// pidfd_getfd(2) waits likewise for a process in the midst of execve(2).
+// A process can hold the lock of its socket for any time. send(2) copies under that lock, and the
+// source memory may be in a file system of the process's user (FUSE). Such a file system may never
+// answer. Then getsockname(2), setsockopt(2), TCP_INFO, SO_GET_FILTER, an update of a socket map,
+// and iterators over sockets block. No signal ends the wait. pidfd_getfd(2) blocks in the same way
+// for a process during execve(2).
 package bounded
 
 import (
@@ -20,21 +22,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrStuck says that a call has not come back.
+// ErrStuck reports a call without an answer in time.
 var ErrStuck = errors.New("no answer")
 
 const (
-	limit = time.Second      // for a call; the longest delay of a busy host is far below
-	rest  = 20 * time.Second // for which a party's calls fail at once, after one was given up
+	limit = time.Second      // per call; far above the longest delay of a busy host
+	rest  = 20 * time.Second // a party's calls fail at once for this long after a timeout
 
-	stall     = limit / 10 // a timer that is so late tells that the host stood still
-	maxStalls = 3          // of one call
-	// A call that does not come back holds a thread.
-	maxStuck = 4   // of one party
-	maxTotal = 500 // of all
+	stall     = limit / 10 // such a late timer shows a stall of the host
+	maxStalls = 3          // per call
+	// A stuck call occupies a thread.
+	maxStuck = 4   // per party
+	maxTotal = 500 // in total
 )
 
-// party is who can make calls wait.
+// party is a user, process or socket able to block calls.
 type party struct {
 	stuck int
 	until time.Time
@@ -46,11 +48,11 @@ var (
 	total   int
 )
 
-// User is the party of a user's processes and sockets.
+// User returns the party of a user's processes and sockets.
 func User(uid uint32) string { return "user " + strconv.FormatUint(uint64(uid), 10) }
 
-// Process is the party of a process: its user. Root's are each for themselves. It reads what the kernel tells during an
-// execve as well.
+// Process returns the party of a process: its user. Each process of root is its own party. It only
+// reads data available during an execve.
 func Process(pid int) string {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	_, ids, _ := strings.Cut(string(data), "\nUid:\t")
@@ -61,8 +63,8 @@ func Process(pid int) string {
 	return "user " + id
 }
 
-// Socket is the party of a socket: its user, who opened it. Root's sockets are each for themselves, for daemons open theirs
-// as root.
+// Socket returns the party of a socket: the user who opened it. Each socket of root is its own
+// party, because daemons open theirs as root.
 func Socket(fd int) string {
 	var st unix.Stat_t
 	switch err := unix.Fstat(fd, &st); {
@@ -74,13 +76,15 @@ func Socket(fd int) string {
 	return fmt.Sprintf("socket %d", st.Ino)
 }
 
-// Do runs f in another thread, and waits for a second at most. After that it fails at once for a while, for the same party.
-// f may go on after Do has returned: late, unless it is nil, gets what f returns then.
+// Do runs f in another thread and waits at most a second. After a timeout, calls for the same party
+// fail at once for a while. f may continue after Do has returned. late, unless nil, then gets its
+// results.
 func Do[T any](who string, f func() (T, error), late func(T, error)) (T, error) {
 	return DoLazy(func() string { return who }, f, late)
 }
 
-// DoLazy is [Do] for many quick calls. It calls of, which may be slow, only while some call is stuck.
+// DoLazy is [Do] for many quick calls. It calls of only while some call is stuck, so of may be
+// slow.
 func DoLazy[T any](of func() string, f func() (T, error), late func(T, error)) (T, error) {
 	type result struct {
 		v   T
@@ -91,7 +95,7 @@ func DoLazy[T any](of func() string, f func() (T, error), late func(T, error)) (
 	if anyStuck() && !enter(of()) {
 		return none, fmt.Errorf("%w: a call of %s has not come back: end its processes", ErrStuck, of())
 	}
-	var once sync.Mutex // guards gone; before the package's mu
+	var once sync.Mutex // guards gone; lock it before the package's mu
 	gone := false
 	done := make(chan result, 1)
 	go func() {
@@ -122,10 +126,10 @@ func DoLazy[T any](of func() string, f func() (T, error), late func(T, error)) (
 	return none, fmt.Errorf("%w: a call of %s has not come back within %s: end its processes", ErrStuck, of(), limit)
 }
 
-// wait waits for a result for limit. A host that stands still itself, a virtual machine for instance, says nothing about the
-// call: its time begins anew.
+// wait waits for a result for limit. After a stall of the host itself, for example of a virtual
+// machine, the time starts again.
 func wait[T any](done <-chan T) (v T, ok bool) {
-	began := time.Now() // before the timer: the host may stand still between the two
+	began := time.Now() // before the timer, because the host may stall in between
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	for range maxStalls {
@@ -155,7 +159,7 @@ func anyStuck() bool {
 	return len(parties) > 0
 }
 
-// enter says whether a party's call is to be made.
+// enter reports whether a call for the party may run.
 func enter(who string) bool {
 	mu.Lock()
 	defer mu.Unlock()
@@ -185,7 +189,7 @@ func stuck(who string) {
 	p.until = time.Now().Add(rest)
 }
 
-// Forgive lets calls of all parties be made again at once. It is for tests, which are one process.
+// Forgive permits calls for all parties again. It is for tests, because they share one process.
 func Forgive() {
 	mu.Lock()
 	defer mu.Unlock()
@@ -194,7 +198,7 @@ func Forgive() {
 	}
 }
 
-// back notes that a call that was given up has come back. The party is forgotten with its next call.
+// back records the return of an abandoned call. The party is forgotten with its next call.
 func back(who string) {
 	mu.Lock()
 	defer mu.Unlock()

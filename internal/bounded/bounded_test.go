@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// A call that does not come back is given up after a second. Other calls of its party fail at once then, those of others do not.
+// TestDo checks that a stuck call times out after a second. Other calls of its party then fail at
+// once, but calls of other parties run.
 func TestDo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release, results := make(chan struct{}), make(chan int, 1)
@@ -38,14 +39,14 @@ func TestDo(t *testing.T) {
 	})
 }
 
-// A party holds few threads, however long it is asked.
+// TestStuckCallsAreBounded checks that a party occupies few threads under any number of calls.
 func TestStuckCallsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
 		defer close(release)
 		var calls atomic.Int32
 		for range 20 {
-			_ = Run("a", func() error { calls.Add(1); <-release; return nil }) // told by calls
+			_ = Run("a", func() error { calls.Add(1); <-release; return nil }) // checked through calls
 			time.Sleep(rest)
 		}
 		if n := calls.Load(); n != maxStuck {

@@ -10,10 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// longestClose is how long the last close of another user's file may wait: see [Interrupt].
+// longestClose is the time limit for the last close of another user's file: see [Interrupt].
 const longestClose = 20 * time.Millisecond
 
-// call is one that [Interrupt] runs.
+// call is a call run by [Interrupt].
 type call struct {
 	tid int
 
@@ -22,11 +22,12 @@ type call struct {
 	done  bool
 }
 
-// Interrupt runs a system call that may drop the last reference to files of another user: read(2) and recvmsg(2) drop passed
-// descriptors that nobody receives, close(2) those in the queue of a Unix socket. A TCP socket with SO_LINGER then waits for
-// its peer, for as long as its owner likes, in the calling thread. A signal ends this wait; the kernel sends the rest by
-// itself. The signal is SIGURG, which Go's runtime sends itself to preempt goroutines, and takes at any moment. It is sent
-// each 20 ms until f returns. A file system that does not answer (FUSE) may wait on.
+// Interrupt runs a system call with a possibly blocking close of another user's files. read(2) and
+// recvmsg(2) close passed descriptors without a receiver. close(2) of a Unix socket closes the
+// descriptors in its queue. The last close of a TCP socket with SO_LINGER waits for its peer in the
+// calling thread, for any time. A signal ends this wait, and the kernel sends the rest by itself.
+// The signal is SIGURG, because Go's runtime uses it for preemption and accepts it at any moment.
+// It is sent each 20 ms until f returns. A hanging file system (FUSE) may still block.
 func Interrupt(f func()) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -42,9 +43,9 @@ func (c *call) signal() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.done {
-		return // the thread does something else now
+		return // the thread has other work now
 	}
-	_ = unix.Tgkill(unix.Getpid(), c.tid, unix.SIGURG) // the thread is there: it is in f
+	_ = unix.Tgkill(unix.Getpid(), c.tid, unix.SIGURG) // the thread exists: it is in f
 	c.timer.Reset(longestClose)
 }
 

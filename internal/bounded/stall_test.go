@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// ask makes a call that comes back with a line of its input.
+// ask makes a call and returns a line of its input.
 func ask([]string) error {
 	fmt.Println("asking")
 	line, err := bounded.Do("a", func() (string, error) { return bufio.NewReader(os.Stdin).ReadString('\n') }, nil)
@@ -28,14 +28,14 @@ func ask([]string) error {
 	return nil
 }
 
-// A process that stood still for longer than a call may take does not blame the call.
+// TestStandstill checks that a process stopped for longer than the limit does not blame the call.
 func TestStandstill(t *testing.T) {
 	p := nstest.Start(t, nstest.Child("ask"))
 	p.Expect("asking")
 	p.Signal(syscall.SIGSTOP)
-	time.Sleep(1500 * time.Millisecond) // longer than a call may take
+	time.Sleep(1500 * time.Millisecond) // longer than the limit of a call
 	p.Signal(syscall.SIGCONT)
-	time.Sleep(100 * time.Millisecond) // its timer goes off
+	time.Sleep(100 * time.Millisecond) // its timer fires
 	p.Tell("answer")
 	p.Expect("answer <nil>")
 }
