@@ -12,24 +12,26 @@ import (
 	"github.com/weir-project/weir/internal/bounded"
 )
 
-// Ask runs f, which asks the kernel for something of a process that its owner may be asked for (ptrace(2), access mode
-// checking): descriptors, namespaces, the executable, start time. The kernel answers such questions once an execve(2) of the
-// process is over, and a user can have that take for ever: it closes descriptors meanwhile, also on a file system of the
-// user's (FUSE). So Ask gives up after a second, and fails at once for the user's processes after that. late gets what f
-// returns later; nil: nobody does.
+// Ask runs f, a query to the kernel about a process with a ptrace(2) access check: descriptors,
+// namespaces, the executable, the start time. The kernel delays the answer during an execve(2) of
+// the process. A user can extend that without limit, because execve closes descriptors, also on the
+// user's own file system (FUSE). So Ask times out after a second. Queries for the user's processes
+// then fail at once for a while. late gets a late result of f; nil discards it.
 func Ask[T any](pid int, f func() (T, error), late func(T, error)) (T, error) {
 	return bounded.Do(bounded.Process(pid), f, late)
 }
 
-// Readlink reads a link of /proc/PID.
+// Readlink reads a link in /proc/PID.
 func Readlink(pid int, name string) (string, error) {
 	return Ask(pid, func() (string, error) { return os.Readlink(fmt.Sprintf("/proc/%d/%s", pid, name)) }, nil)
 }
 
-// linksAtOnce bounds the links that one call of Ask reads: a process may have a million descriptors.
+// linksAtOnce limits the links read per call of Ask, because a process may have a million
+// descriptors.
 const linksAtOnce = 512
 
-// eachLink calls f with the number and the target of each descriptor of a process, until f says no.
+// eachLink calls f with the number and the target of each descriptor of a process, until f returns
+// false.
 func eachLink(pid int, f func(fd, target string) bool) error {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	entries, err := os.ReadDir(dir)
@@ -52,7 +54,7 @@ func eachLink(pid int, f func(fd, target string) bool) error {
 	return nil
 }
 
-// readlinks leaves the targets of descriptors empty that were closed since they were listed.
+// readlinks returns the targets of descriptors, empty for those closed since the listing.
 func readlinks(dir string, entries []fs.DirEntry) ([]string, error) {
 	out := make([]string, len(entries))
 	for i, e := range entries {
@@ -65,8 +67,8 @@ func readlinks(dir string, entries []fs.DirEntry) ([]string, error) {
 	return out, nil
 }
 
-// Holders are the processes that have any of these sockets open, by inode number, each once and ascending. Those that
-// cannot be asked are left out.
+// Holders returns the processes with any of these sockets open, by inode number, each once and
+// ascending. It omits inaccessible processes.
 func Holders(inodes ...uint32) map[uint32][]int {
 	out := make(map[uint32][]int, len(inodes))
 	for _, i := range inodes {
@@ -89,7 +91,7 @@ func Holders(inodes ...uint32) map[uint32][]int {
 	return out
 }
 
-// All are the numbers of all processes that this user can see, ascending.
+// All returns the numbers of all processes visible to this user, ascending.
 func All() (out []int) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {

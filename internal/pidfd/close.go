@@ -4,15 +4,16 @@ package pidfd
 
 import "golang.org/x/sys/unix"
 
-// CloseDup closes a descriptor that [Process.Dup] made. It never waits: a listener or UDP socket is closed at once, and anything
-// else by another thread. The process can have made a connection of a listener meanwhile, whose SO_LINGER makes the last close
-// wait, or have put a file of a file system of its own in its place.
+// CloseDup closes a descriptor made by [Process.Dup] without waiting. It closes a listener or UDP
+// socket at once, and anything else in another thread. Meanwhile the process may have turned a
+// listener into a connection with SO_LINGER, or replaced it by a file of its own file system. The
+// last close of either may wait.
 func CloseDup(fd int) {
 	kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
 	if err == nil && kind == unix.SOCK_STREAM {
 		kind, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
 		if err == nil && kind == 0 {
-			_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{}) // of a Unix socket: it has none
+			_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{}) // no effect on a Unix socket
 			go unix.Close(fd)
 			return
 		}
@@ -20,7 +21,7 @@ func CloseDup(fd int) {
 	if err == unix.EBADF {
 		return
 	}
-	if err != nil { // no socket
+	if err != nil { // not a socket
 		go unix.Close(fd)
 		return
 	}

@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A listener that its process makes a lingering connection, while we have a duplicate, does not hold up our close.
+// TestCloseDupDoesNotWait turns a listener into a lingering connection while it is duplicated. The
+// close of the duplicate does not wait.
 func TestCloseDupDoesNotWait(t *testing.T) {
 	socket := func() int {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -58,7 +59,7 @@ func TestCloseDupDoesNotWait(t *testing.T) {
 	}
 }
 
-// A listener is closed, and its port free, when CloseDup returns.
+// TestCloseDupAtOnce checks that a listener is closed and its port free when CloseDup returns.
 func TestCloseDupAtOnce(t *testing.T) {
 	socket := func() int {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

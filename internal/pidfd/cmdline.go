@@ -14,11 +14,12 @@ import (
 	"github.com/weir-project/weir/internal/safefile"
 )
 
-// maxCommandLine bounds what is read of a command line, bytes.
+// maxCommandLine is the maximum length read of a command line, in bytes.
 const maxCommandLine = 128 << 10
 
-// CommandLine is a process's arguments, of at most 128 KiB. They lie in the process's own memory, so it says what it likes, and
-// may make the reader wait: where that memory is a mapping of a file system of its own (FUSE), the error says so after a while.
+// CommandLine returns a process's arguments, at most 128 KiB. They are in the process's own memory,
+// so their contents are arbitrary, and the read may block. If that memory maps a file of the user's
+// own file system (FUSE), CommandLine fails after a while.
 func CommandLine(pid int) ([]string, error) {
 	path := fmt.Sprintf("/proc/%d/cmdline", pid)
 	return safefile.Within(path, func() ([]string, error) {

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// A process chooses its name, and nothing else in its line: no name passes for a parent or a start time.
+// FuzzParseStat checks that no process name imitates a parent or a start time. The name is the only
+// part of the line chosen by a process.
 func FuzzParseStat(f *testing.F) {
 	f.Add("nfacctd: Core Pr", 7, uint64(123456))
 	f.Add("a) R 1 (b", 1, uint64(0))

@@ -12,23 +12,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Info is what /proc says about a process (proc_pid_stat(5)).
+// Info is data of a process from /proc (proc_pid_stat(5)).
 type Info struct {
-	Comm      string // name of the main thread, at most 15 bytes, any bytes
+	Comm      string // name of the main thread, at most 15 arbitrary bytes
 	PPID      int    // 0 if the parent is outside this pid namespace
 	State     byte   // R, S, D, T, Z…
 	StartTime uint64 // clock ticks (1/100 s) since boot; with the pid, unique for a boot
 	UID       uint32 // effective user
 }
 
-// Info reads name, parent, state, start time and user of the process, also of
-// a zombie. The error wraps [ErrGone] once the process has been waited for.
+// Info reads name, parent, state, start time and user of the process, also of a zombie. The error
+// wraps [ErrGone] after the process was reaped.
 func (p *Process) Info() (Info, error) {
 	info, err := readStat(p.pid)
 	if err == nil {
 		info.UID, err = effectiveUID(p.pid)
 	}
-	// Checked after reading: only then is it certain whom we read about.
+	// Check after reading: only then the data is certainly about this process.
 	if p.reaped() {
 		return Info{}, p.gone()
 	}
@@ -38,9 +38,9 @@ func (p *Process) Info() (Info, error) {
 	return info, nil
 }
 
-// StartTime is the time a process started, in clock ticks (1/100 s) since boot.
-// Pid and start time together name a process for as long as the machine is up,
-// also across our own restarts. The error wraps [ErrGone] if there is none.
+// StartTime returns the start of a process in clock ticks (1/100 s) since boot. Pid and start time
+// together identify a process until the next boot, also across our own restarts. The error wraps
+// [ErrGone] if there is no such process.
 func StartTime(pid int) (uint64, error) {
 	info, err := readStat(pid)
 	return info.StartTime, err
@@ -58,8 +58,8 @@ func readStat(pid int) (Info, error) {
 	return info, nil
 }
 
-// parseStat reads "pid (comm) state ppid …". The name may hold spaces and
-// parentheses, so it ends at the last one.
+// parseStat parses "pid (comm) state ppid …". The name may contain spaces and parentheses, so it
+// ends at the last one.
 func parseStat(s string) (Info, error) {
 	open, end := strings.IndexByte(s, '('), strings.LastIndexByte(s, ')')
 	if open < 0 || end < open {
@@ -81,8 +81,8 @@ func parseStat(s string) (Info, error) {
 	return info, nil
 }
 
-// effectiveUID reads status and not the owner of /proc/PID, which is root for
-// every process that is not dumpable.
+// effectiveUID reads the file status. The owner of /proc/PID is root for every process not
+// dumpable.
 func effectiveUID(pid int) (uint32, error) {
 	data, err := readProc(pid, "status")
 	if err != nil {
@@ -104,15 +104,15 @@ func effectiveUID(pid int) (uint32, error) {
 
 func readProc(pid int, name string) ([]byte, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name))
-	// ESRCH: it went away between open and read.
+	// ESRCH: the process exited between open and read.
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 		return nil, fmt.Errorf("process %d: %w", pid, ErrGone)
 	}
 	return data, err
 }
 
-// Parent is the process id of a process's parent; 0 if it is outside this pid
-// namespace. The error wraps [ErrGone] if there is no such process.
+// Parent returns the process id of a process's parent, or 0 if it is outside this pid namespace.
+// The error wraps [ErrGone] if there is no such process.
 func Parent(pid int) (int, error) {
 	info, err := readStat(pid)
 	return info.PPID, err

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pidfd looks into other processes through a descriptor that can never
-// come to mean another process, as a pid does once its owner is gone
-// (pidfd_open(2), Linux 5.3).
+// Package pidfd inspects other processes through pidfds (pidfd_open(2), Linux 5.3). Unlike a pid, a
+// pidfd never refers to another process after the first one has exited.
 package pidfd
 
 import (
@@ -16,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrGone says that the process does not exist, or no longer.
+// ErrGone reports a process that does not exist, or no longer.
 var ErrGone = errors.New("no such process")
 
 // Process is one particular process, alive or not. It is safe for concurrent
@@ -26,8 +25,8 @@ type Process struct {
 	pid int
 }
 
-// Open gets hold of a process. The error wraps [ErrGone] if there is none. A
-// zombie can be opened: ask Alive.
+// Open opens a process. The error wraps [ErrGone] if there is none. A zombie can be opened: see
+// Alive.
 func Open(pid int) (*Process, error) {
 	if pid <= 0 {
 		return nil, fmt.Errorf("process %d: not a process id", pid)
@@ -46,17 +45,16 @@ func Open(pid int) (*Process, error) {
 	return nil, fmt.Errorf("process %d: pidfd_open: %w", pid, err)
 }
 
-// PID is the process id that the process was opened by.
+// PID returns the process id passed to Open.
 func (p *Process) PID() int { return p.pid }
 
-// FD is the pidfd, readable for poll once the process exits, valid until Close.
+// FD returns the pidfd, valid until Close. It becomes readable for poll when the process exits.
 func (p *Process) FD() int { return int(p.f.Fd()) }
 
-// Close lets go of the process.
+// Close closes the pidfd.
 func (p *Process) Close() error { return p.f.Close() }
 
-// Alive tells whether the process still runs: it has neither exited nor become
-// a zombie that its parent has not waited for.
+// Alive reports whether the process is running. Exited processes and zombies are not.
 func (p *Process) Alive() bool {
 	fds := []unix.PollFd{{Fd: int32(p.FD()), Events: unix.POLLIN}}
 	for {
@@ -68,17 +66,15 @@ func (p *Process) Alive() bool {
 	}
 }
 
-// reaped tells whether the pid is free, so that what /proc/PID says may be
-// about another process by now.
+// reaped reports whether the pid is free. /proc/PID may then describe another process.
 func (p *Process) reaped() bool {
 	return errors.Is(unix.PidfdSendSignal(p.FD(), 0, nil, 0), unix.ESRCH)
 }
 
 func (p *Process) gone() error { return fmt.Errorf("process %d: %w", p.pid, ErrGone) }
 
-// Sockets lists the sockets that the process has open: the inode number of each
-// and the descriptors that refer to it, ascending. The error wraps [ErrGone]
-// once the process has exited.
+// Sockets lists the open sockets of the process: the inode number of each and its descriptors,
+// ascending. The error wraps [ErrGone] after the process has exited.
 func (p *Process) Sockets() (map[uint32][]int, error) {
 	sockets := make(map[uint32][]int)
 	var bad error
@@ -100,7 +96,7 @@ func (p *Process) Sockets() (map[uint32][]int, error) {
 	if err = errors.Join(err, bad); err != nil {
 		return nil, fmt.Errorf("descriptors of process %d: %w%s", p.pid, err, ptraceAdvice(err))
 	}
-	// Whoever has the pid now, it was still ours when the list was complete.
+	// The list was complete while the pid was still ours.
 	if p.reaped() {
 		return nil, p.gone()
 	}
@@ -110,7 +106,7 @@ func (p *Process) Sockets() (map[uint32][]int, error) {
 	return sockets, nil
 }
 
-// socketInode reads "socket:[4711]".
+// socketInode parses "socket:[4711]".
 func socketInode(target string) (uint32, bool) {
 	s, ok := strings.CutPrefix(target, "socket:[")
 	if !ok {
@@ -120,11 +116,10 @@ func socketInode(target string) (uint32, bool) {
 	return uint32(inode), err == nil
 }
 
-// Dup duplicates a descriptor of the process into this one (pidfd_getfd(2),
-// Linux 5.6), close-on-exec. Both refer to the same open socket or file, so
-// that options set here take effect there; the caller closes the duplicate.
-// The error wraps [ErrGone] if the process has exited, [os.ErrPermission] if
-// the caller may not trace it, and EBADF if it has closed fd.
+// Dup duplicates a descriptor of the process into this one (pidfd_getfd(2), Linux 5.6),
+// close-on-exec. Both refer to the same open socket or file, so socket options apply to both. The
+// caller closes the duplicate. The error wraps [ErrGone] if the process has exited,
+// [os.ErrPermission] if the caller may not trace it, and EBADF if it has closed fd.
 func (p *Process) Dup(fd int) (int, error) {
 	dup, err := Ask(p.pid, func() (int, error) { return unix.PidfdGetfd(p.FD(), fd, 0) }, func(dup int, err error) {
 		if err == nil {
@@ -142,8 +137,8 @@ func (p *Process) Dup(fd int) (int, error) {
 	return -1, fmt.Errorf("descriptor %d of process %d: %w%s", fd, p.pid, err, ptraceAdvice(err))
 }
 
-// ptraceAdvice says what to do about a refusal; the kernel asks for
-// PTRACE_MODE_READ to see descriptors and PTRACE_MODE_ATTACH to copy them.
+// ptraceAdvice returns the remedy for a refusal. The kernel requires PTRACE_MODE_READ to list
+// descriptors and PTRACE_MODE_ATTACH to copy them.
 func ptraceAdvice(err error) string {
 	if !errors.Is(err, os.ErrPermission) {
 		return ""

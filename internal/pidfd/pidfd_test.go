@@ -24,8 +24,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// sockets listens on a TCP port, with a second descriptor for it, and a UDP port,
-// prints their descriptors and ends with its standard input.
+// sockets listens on a TCP port, with a second descriptor for it, and on a UDP port. It prints
+// their descriptors and ends with its standard input.
 func sockets([]string) error {
 	tcp, err := net.Listen("tcp4", "127.0.0.1:0")
 	check(err)
@@ -190,7 +190,7 @@ func TestSocketsAndDup(t *testing.T) {
 	}
 }
 
-// An ordinary user is told what is missing. The process is one of root's.
+// TestDupRefused checks the error for a user without privileges. The process belongs to root.
 func TestDupRefused(t *testing.T) {
 	nstest.NeedRoot(t)
 	c := start(t)
@@ -204,7 +204,7 @@ func TestDupRefused(t *testing.T) {
 	}
 }
 
-// refused asks another user's process.
+// refused queries another user's process.
 func refused(args []string) error {
 	var pid, fd int
 	if _, err := fmt.Sscan(strings.Join(args, " "), &pid, &fd); err != nil {
@@ -238,7 +238,7 @@ func TestOpenErrors(t *testing.T) {
 	}
 }
 
-// otherThread finds a thread of this process that is not the main one.
+// otherThread returns a thread of this process other than the main one.
 func otherThread(t *testing.T) int {
 	t.Helper()
 	tasks, err := os.ReadDir("/proc/self/task")
