@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package units answers who runs in a systemd unit, in a cgroup, or behind a
-// pid file.
+// Package units finds the processes of a systemd unit, a cgroup or a pid file.
 package units
 
 import (
@@ -17,14 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errNoCgroup says that there is no cgroup of that name.
+// errNoCgroup reports an unknown cgroup.
 var errNoCgroup = errors.New("no such cgroup")
 
-// CgroupRoot is where the unified hierarchy (cgroup2) is mounted, also on hosts
-// that run it beside the old one, where it is not /sys/fs/cgroup. The error
-// wraps [errors.ErrUnsupported] if it is mounted nowhere.
+// CgroupRoot returns the mount point of the unified hierarchy (cgroup2). On hosts with both
+// hierarchies it is not /sys/fs/cgroup. The error wraps [errors.ErrUnsupported] if it is not
+// mounted.
 func CgroupRoot() (string, error) {
-	// thread-self: mounts, too, belong to a thread.
+	// thread-self: mounts belong to a thread, too.
 	info, err := os.ReadFile("/proc/thread-self/mountinfo")
 	if err != nil {
 		return "", fmt.Errorf("find the cgroup2 mount: %w", err)
@@ -36,12 +35,12 @@ func CgroupRoot() (string, error) {
 		"or boot with systemd.unified_cgroup_hierarchy=1: %w", errors.ErrUnsupported)
 }
 
-// cgroupRoot reads proc_pid_mountinfo(5):
+// cgroupRoot parses proc_pid_mountinfo(5):
 //
 //	36 35 98:0 ROOT MOUNTPOINT options [optional…] - FSTYPE SOURCE options
 //
-// A mount of the whole hierarchy is preferred to one of a subtree, such as
-// containers have beside it; the last one wins, because it covers the others.
+// It prefers a mount of the whole hierarchy to one of a subtree, as in containers. The last mount
+// wins, because it covers the others.
 func cgroupRoot(mountinfo string) (string, bool) {
 	var whole, part string
 	for line := range strings.Lines(mountinfo) {
@@ -65,13 +64,13 @@ func cgroupRoot(mountinfo string) (string, bool) {
 	return part, part != ""
 }
 
-// unescape undoes the kernel's mangling of space, tab, newline and backslash.
+// unescape reverses the kernel's escapes for space, tab, newline and backslash.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace
 
-// CgroupProcs lists the processes of a cgroup and of all below it, ascending.
-// The path is as systemd and /proc/PID/cgroup write it, "/collectors/1", or
-// absolute under the mount, "/sys/fs/cgroup/collectors/1". Zombies and
-// processes outside this pid namespace are not listed. An absent cgroup is an error.
+// CgroupProcs lists the processes of a cgroup and its descendants, ascending. The path has the form
+// of systemd and /proc/PID/cgroup, "/collectors/1", or is absolute under the mount,
+// "/sys/fs/cgroup/collectors/1". It omits zombies and processes outside this pid namespace. An
+// unknown cgroup is an error.
 func CgroupProcs(path string) ([]int, error) {
 	root, err := CgroupRoot()
 	if err != nil {
@@ -99,7 +98,7 @@ func cgroupProcs(root, path string) ([]int, error) {
 			pids = append(pids, some...)
 		}
 		if err != nil && gone(err) {
-			return nil // removed since we listed it, so it holds nobody
+			return nil // removed since the listing, so it is empty
 		}
 		return err
 	})
@@ -110,8 +109,8 @@ func cgroupProcs(root, path string) ([]int, error) {
 	return slices.Compact(pids), nil
 }
 
-// cgroupDir is the directory of a cgroup. Cleaning the path as an absolute one
-// keeps ".." from leaving the hierarchy.
+// cgroupDir returns the directory of a cgroup. Cleaning the path as an absolute one keeps ".."
+// inside the hierarchy.
 func cgroupDir(root, path string) string {
 	path = filepath.Clean("/" + path)
 	if path == root || strings.HasPrefix(path, root+"/") {
@@ -120,8 +119,7 @@ func cgroupDir(root, path string) string {
 	return filepath.Join(root, path)
 }
 
-// gone recognises a cgroup removed before (ENOENT) or after (ENODEV) its file
-// was opened.
+// gone reports whether a cgroup was removed before (ENOENT) or after (ENODEV) its file was opened.
 func gone(err error) bool {
 	return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV)
 }
@@ -131,11 +129,11 @@ func readProcs(dir string) ([]int, error) {
 	if !errors.Is(err, unix.EOPNOTSUPP) {
 		return pids, err
 	}
-	// A threaded cgroup holds threads whose process belongs to a cgroup above
+	// A threaded cgroup contains threads of processes in a cgroup above
 	// (Documentation/admin-guide/cgroup-v2.rst, "Threads").
 	tids, err := readIDs(filepath.Join(dir, "cgroup.threads"))
 	if errors.Is(err, unix.EOPNOTSUPP) {
-		return nil, nil // "domain invalid": cannot hold anybody
+		return nil, nil // "domain invalid": always empty
 	}
 	if err != nil {
 		return nil, err
@@ -160,14 +158,14 @@ func readIDs(file string) ([]int, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", file, err)
 		}
-		if id != 0 { // 0 stands for one outside this pid namespace
+		if id != 0 { // 0 means outside this pid namespace
 			ids = append(ids, id)
 		}
 	}
 	return ids, nil
 }
 
-// findProcess finds the process that a thread belongs to.
+// findProcess returns the process of a thread.
 func findProcess(tid int) (int, bool) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
 	if err != nil {

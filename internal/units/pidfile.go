@@ -16,17 +16,18 @@ import (
 	"github.com/weir-project/weir/internal/safefile"
 )
 
-// maxPID is the largest process id of any Linux (PID_MAX_LIMIT).
+// maxPID is the largest process id on any Linux (PID_MAX_LIMIT).
 const maxPID = 1 << 22
 
-// ReadPIDFile reads the process id on the first line of a file. Whether a
-// process of that id runs, and whether it is the one meant, it does not say. A
-// file that is missing gives an error that wraps [os.ErrNotExist].
+// ReadPIDFile reads the process id on the first line of a file. It does not check that such a
+// process runs, or that it is the intended one. For a missing file the error wraps
+// [os.ErrNotExist].
 //
-// A file that does not belong to root names only processes of its owner: a user
-// who may write it must not get root to take another's sockets.
+// A file not owned by root may only name processes of its owner. Otherwise a user with write access
+// could make root take over another user's sockets.
 func ReadPIDFile(path string) (int, error) {
-	// A wrong path may be a log of gigabytes; no pid is longer than this, nor are the lines that daemons add.
+	// A wrong path may be a log of gigabytes. No pid is longer than this, and neither are the lines
+	// added by daemons.
 	f, err := safefile.Read(path, 4096)
 	if errors.Is(err, os.ErrNotExist) {
 		return 0, fmt.Errorf("pid file %s: %w: is the daemon running, and does it write one?", path, os.ErrNotExist)
@@ -58,7 +59,7 @@ func ReadPIDFile(path string) (int, error) {
 	return pid, nil
 }
 
-// readUsers are a process's real, effective, saved and file system user.
+// readUsers returns a process's real, effective, saved and file system user.
 func readUsers(pid int) (out []uint32, err error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -79,8 +80,8 @@ func readUsers(pid int) (out []uint32, err error) {
 	return out, nil
 }
 
-// IsInitPIDNamespace tells whether process ids here are the kernel's own, which
-// BPF programs see, and not those of a container.
+// IsInitPIDNamespace reports whether process ids here are the kernel's own, as in BPF programs, and
+// not a container's.
 func IsInitPIDNamespace() bool {
 	const initInode = 0xEFFFFFFC // PROC_PID_INIT_INO, linux/proc_ns.h
 	var st unix.Stat_t

@@ -13,26 +13,25 @@ import (
 )
 
 var (
-	// ErrNoSystemd says that the host was not booted with systemd.
+	// ErrNoSystemd reports a host not booted with systemd.
 	ErrNoSystemd = errors.New("this host does not run systemd")
-	// ErrNoUnit says that systemd knows no unit of that name.
+	// ErrNoUnit reports a unit unknown to systemd.
 	ErrNoUnit = errors.New("no such unit")
 )
 
-// Unit is what systemd says about a service.
+// Unit is systemd's data about a service.
 type Unit struct {
 	Name         string   // with its suffix
-	MainPID      int      // 0 while it has none
-	ControlGroup string   // as CgroupProcs takes it, "" while it has none
+	MainPID      int      // 0 without one
+	ControlGroup string   // as for CgroupProcs, "" without one
 	ActiveState  string   // active, activating, inactive, failed…
 	SubState     string   // running, exited, auto-restart…
 	Command      []string // the first of ExecStart=
 }
 
-// UnitMain asks systemd for the main process of a service. A name without a
-// suffix means a service, as for systemctl. The error wraps [ErrNoSystemd] on a
-// host without systemd and [ErrNoUnit] for a name it does not know; a known
-// service that does not run is no error.
+// UnitMain asks systemd for the main process of a service. A name without a suffix means a service,
+// as for systemctl. The error wraps [ErrNoSystemd] on a host without systemd, and [ErrNoUnit] for
+// an unknown name. A stopped service is no error.
 func UnitMain(ctx context.Context, unit string) (Unit, error) {
 	name := unitName(unit)
 	if !booted() {
@@ -46,7 +45,7 @@ func UnitMain(ctx context.Context, unit string) (Unit, error) {
 	return ask(ctx, c, name)
 }
 
-// OfProcess is the service that a process belongs to, by its cgroup; "" without systemd.
+// OfProcess returns the service of a process, by its cgroup; "" without systemd.
 func OfProcess(pid int) string {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil || !booted() {

@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// A real systemd answers.
+// TestUnitMain queries a real systemd.
 func TestUnitMain(t *testing.T) {
 	nstest.Enter(t)
 	systemctl := nstest.Systemd(t, map[string]string{
@@ -55,7 +55,7 @@ func TestUnitMain(t *testing.T) {
 	if u, err := UnitMain(ctx, "collector@1.service"); err != nil || u.MainPID != 0 || u.ActiveState != "inactive" {
 		t.Errorf("stopped: %+v, %v", u, err)
 	}
-	// Its start succeeds: that the program ends badly shows a little later.
+	// Its start succeeds. The program's failure appears a little later.
 	must("start", "broken.service")
 	nstest.Eventually(t, func() error {
 		u, err := UnitMain(ctx, "broken.service")

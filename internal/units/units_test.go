@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// threads runs with a second thread until the test ends it.
+// threads runs with a second thread until the end of the test.
 func threads([]string) error {
 	started := make(chan struct{})
 	go func() {
@@ -52,7 +52,7 @@ func TestParseMountinfo(t *testing.T) {
 		{unified + "50 31 0:38 /docker/x /mnt/part rw - cgroup2 cgroup2 rw\n", "/sys/fs/cgroup/unified"},
 		{"50 31 0:38 /../.. /mnt/part rw - cgroup2 cgroup2 rw\n", "/mnt/part"},
 		{`60 31 0:38 / /mnt/a\040b\134c rw - cgroup2 cgroup2 rw` + "\n", `/mnt/a b\c`},
-		// A name that only looks like it.
+		// A similar name.
 		{v1 + "70 31 0:40 / /mnt/x rw - tmpfs cgroup2 rw\n", ""},
 		{"", ""},
 		{"garbage - cgroup2 x rw\n", ""},
@@ -80,7 +80,7 @@ func TestCgroupDir(t *testing.T) {
 	}
 }
 
-// root is the hierarchy of this machine, or the test skips.
+// root returns the hierarchy of this machine, or skips the test.
 func root(t *testing.T) string {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -98,14 +98,14 @@ func root(t *testing.T) string {
 	return dir
 }
 
-// mkcgroup makes a cgroup and removes it, and those below, in the end.
+// mkcgroup creates a cgroup. Its cleanup removes it and the ones below.
 func mkcgroup(t *testing.T, dir string) {
 	t.Helper()
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		// Threads that have just ended keep theirs for a moment.
+		// Just ended threads keep theirs for a moment.
 		err := nstest.Poll(nstest.Timeout(), func() error {
 			if err := unix.Rmdir(dir); !errors.Is(err, unix.ENOENT) {
 				return err
@@ -127,7 +127,7 @@ func startIn(t *testing.T, dir string) int {
 			t.Error(err)
 		}
 	})
-	// Not UseCgroupFD: clone3 into a cgroup needs Linux 5.7 and fails in threaded ones.
+	// Not UseCgroupFD: clone3 into a cgroup requires Linux 5.7 and fails in threaded ones.
 	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(c.PID())), 0); err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +165,7 @@ func TestCgroupProcs(t *testing.T) {
 	}
 }
 
-// The threads of a process may be spread over threaded cgroups.
+// TestCgroupProcsThreaded spreads the threads of a process over threaded cgroups.
 func TestCgroupProcsThreaded(t *testing.T) {
 	root := root(t)
 	name := fmt.Sprintf("/weir-threads-%d", os.Getpid())
@@ -223,7 +223,8 @@ func TestReadPIDFile(t *testing.T) {
 	}
 }
 
-// A user's pid file names the user's own processes, and root's names any; what a refused file says is told to nobody.
+// TestPIDFileOwner checks that a user's pid file names only the user's own processes, and root's
+// any. Errors never quote a rejected file.
 func TestPIDFileOwner(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("need: root")
@@ -247,7 +248,7 @@ func TestPIDFileOwner(t *testing.T) {
 	}{
 		{0, 0o644, os.Getpid(), ""}, {0, 0o644, theirs.Process.Pid, ""}, {0, 0o664, theirs.Process.Pid, ""},
 		{user, 0o644, theirs.Process.Pid, ""}, {user, 0o644, os.Getpid(), "only root's file may name another user's process"},
-		{user, 0o644, 1, "only root's file"}, {0, 0o666, os.Getpid(), "anybody may write it"}, {user, 0o644, maxPID, ""}, // which runs no more
+		{user, 0o644, 1, "only root's file"}, {0, 0o666, os.Getpid(), "anybody may write it"}, {user, 0o644, maxPID, ""}, // not running any more
 	} {
 		if err := errors.Join(os.WriteFile(file, fmt.Append(nil, c.pid, "\n"), 0o600), os.Chmod(file, c.mode), os.Chown(file, c.owner, c.owner)); err != nil {
 			t.Fatal(err)
@@ -260,7 +261,7 @@ func TestPIDFileOwner(t *testing.T) {
 			t.Errorf("owner %d, mode %o, process %d: %d, %v; want %q", c.owner, c.mode, c.pid, pid, err, c.want)
 		}
 	}
-	// A link of theirs to what only root may read, and a FIFO: at once, and without a word of it.
+	// A user's link to a file readable only by root, and a FIFO: both fail at once without a quote.
 	shadow := file + ".secret"
 	if err := errors.Join(os.WriteFile(shadow, []byte("root:$6$salt:20228\n"), 0o600), os.Remove(file), os.Symlink(shadow, file), os.Lchown(file, user, user)); err != nil {
 		t.Fatal(err)
