@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Finder finds single sockets, over one netlink socket. The zero value is ready. It is
-// not for concurrent use, and stays in the namespace of its first use.
+// Finder finds single sockets, over one netlink socket. The zero value is ready to use. It is not
+// safe for concurrent use, and stays in the namespace of its first use.
 type Finder struct{ c *netlink.Conn }
 
-// TCP finds the established socket of this namespace from local to remote. The error
-// wraps [ErrNoSocket] if there is none.
+// TCP returns the established socket of this namespace from local to remote. The error wraps
+// [ErrNoSocket] if there is none.
 func (f *Finder) TCP(local, remote netip.AddrPort) (Socket, error) {
 	if f.c == nil {
 		c, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, nil)
@@ -48,16 +48,16 @@ func (f *Finder) TCP(local, remote netip.AddrPort) (Socket, error) {
 		err = fmt.Errorf("%d answers", len(msgs))
 	}
 	if err != nil {
-		f.Close() // its answers may be another request's from here on
+		f.Close() // later answers may belong to this request
 		return Socket{}, fmt.Errorf("find socket: %w", err)
 	}
 	return parse(msgs[0].Data, Query{Proto: unix.IPPROTO_TCP})
 }
 
-// Close closes the netlink socket, which the next use opens again.
+// Close closes the netlink socket. The next use reopens it.
 func (f *Finder) Close() {
 	if f.c != nil {
-		_ = f.c.Close() // nothing is written
+		_ = f.c.Close() // no data to lose
 		f.c = nil
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/weir-project/weir/internal/sockdiag"
 )
 
-// The owner of a client's socket is found, of both families.
+// TestFind checks that the owner of a client's socket is found, for both families.
 func TestFind(t *testing.T) {
 	var f sockdiag.Finder
 	defer f.Close()

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Holding returns the TCP sockets that listen at an address, or keep others from it: those of its port that listen, or are bound
-// (listed since Linux 6.8), at the address or at all addresses.
+// Holding returns the TCP sockets that occupy an address. They listen or are bound (listed since
+// Linux 6.8) on its port, at the address or at all addresses.
 func Holding(at netip.AddrPort) ([]Socket, error) {
 	all, err := Dump(Query{Proto: unix.IPPROTO_TCP, States: 1<<Listen | 1<<BoundInactive, LocalPort: at.Port()})
 	if err != nil {

@@ -40,7 +40,7 @@ func TestConsistent(t *testing.T) {
 	}
 }
 
-// The kernel's own answer for a protocol that it has no handler for.
+// TestNoHandler checks the kernel's answer for a protocol without a handler.
 func TestNoHandler(t *testing.T) {
 	const unassigned = 250
 	_, err := dump(Query{Proto: unix.IPPROTO_UDP}, unassigned)
@@ -52,7 +52,7 @@ func TestNoHandler(t *testing.T) {
 	}
 }
 
-// Kernels send attributes of various lengths and might send nonsense.
+// FuzzParse tries attributes of various lengths and invalid ones.
 func FuzzParse(f *testing.F) {
 	good, err := binary.Append(nil, binary.NativeEndian, diagMessage{Family: unix.AF_INET6, State: Listen})
 	if err != nil {
@@ -66,7 +66,7 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Add(good)
 	f.Add(append(good, attrs...))
-	f.Add(append(good, 8, 0, attrSKV6Only, 0, 1, 2, 3, 4)) // not one byte
+	f.Add(append(good, 8, 0, attrSKV6Only, 0, 1, 2, 3, 4)) // more than one byte
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s, err := parse(data, Query{Proto: unix.IPPROTO_TCP, Info: true})

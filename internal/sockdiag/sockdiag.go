@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sockdiag lists and closes the sockets of a network namespace through
-// the kernel's sock_diag netlink family (sock_diag(7), linux/inet_diag.h).
+// Package sockdiag lists and closes the sockets of a network namespace through the kernel's
+// sock_diag netlink family (sock_diag(7), linux/inet_diag.h).
 //
-// All functions work in the network namespace of the calling thread; use
-// netns.Handle.Do for another.
+// All functions work in the network namespace of the calling thread. Use netns.Handle.Do for
+// another.
 package sockdiag
 
 import (
@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TCP states as the kernel numbers them (net/tcp_states.h). UDP sockets use two
-// of them: Established when connected, Close otherwise.
+// TCP states as numbered by the kernel (net/tcp_states.h). UDP sockets use two of them: Established
+// when connected, Close otherwise.
 const (
 	Established   = 1
 	SynSent       = 2
@@ -32,21 +32,20 @@ const (
 	Listen        = 10
 	Closing       = 11
 	NewSynRecv    = 12
-	BoundInactive = 13 // bound and neither listening nor connected, listed since 6.8
+	BoundInactive = 13 // bound, but neither listening nor connected; listed since 6.8
 )
 
 var (
-	// errNoDiag says that the kernel has no diagnostics for the protocol: the
-	// module (tcp_diag, udp_diag) is missing and was not loaded on demand.
+	// errNoDiag reports a protocol without diagnostics: the module (tcp_diag, udp_diag) is missing
+	// and was not loaded on demand.
 	errNoDiag = errors.New("no socket diagnostics")
-	// ErrNoSocket says that the socket is gone.
+	// ErrNoSocket reports a closed socket.
 	ErrNoSocket = errors.New("no such socket")
-	// errInterrupted says that the sockets changed faster than they could be
-	// listed, several times over.
+	// errInterrupted reports several attempts to list sockets during constant changes.
 	errInterrupted = errors.New("socket list changed while it was read")
 )
 
-// dumpAttempts bounds how often an inconsistent dump is read again.
+// dumpAttempts limits the attempts for a consistent list.
 const dumpAttempts = 5
 
 // Socket is one TCP or UDP socket.
@@ -55,17 +54,17 @@ type Socket struct {
 	Family uint8 // AF_INET or AF_INET6
 	State  uint8 // Established … BoundInactive
 
-	// Local and Remote hold IPv4-mapped addresses for IPv4 traffic of an
-	// AF_INET6 socket; Unmap them to compare.
+	// Local and Remote are IPv4-mapped addresses for IPv4 traffic of an AF_INET6 socket. Unmap them
+	// to compare.
 	Local, Remote netip.AddrPort
 
 	Inode     uint32 // of the file, as in /proc/PID/fd; 0 without one (SYN_RECV, TIME_WAIT)
 	Cookie    uint64 // SO_COOKIE, never reused during one boot
-	UID       uint32 // owner, as the kernel's reuseport groups compare it
-	Interface uint32 // index of the interface it is bound to, 0 for none
+	UID       uint32 // owner, as compared by the kernel's reuseport groups
+	Interface uint32 // index of the bound interface, 0 for none
 
-	// RecvQueue and SendQueue are bytes; for a TCP listener, connections that
-	// wait for accept and the backlog, which is the limit of that number.
+	// RecvQueue and SendQueue are in bytes. For a TCP listener they are the number of connections
+	// waiting for accept, and its limit, the backlog.
 	RecvQueue, SendQueue uint32
 
 	V6Only bool // AF_INET6 without IPv4; known for TCP listeners and unconnected UDP
@@ -73,14 +72,14 @@ type Socket struct {
 	Info   *TCPInfo // nil unless Query.Info, and for UDP
 }
 
-// Memory is the receive side of a socket's INET_DIAG_SKMEMINFO.
+// Memory is the receive part of a socket's INET_DIAG_SKMEMINFO.
 type Memory struct {
-	RcvAlloc uint32 // bytes queued, with the kernel's overhead
-	RcvBuf   uint32 // their limit in bytes, twice what SO_RCVBUF was set to
+	RcvAlloc uint32 // bytes queued, including the kernel's overhead
+	RcvBuf   uint32 // limit in bytes, twice the value set by SO_RCVBUF
 	Drops    uint32 // packets dropped at the socket, mostly for lack of buffer
 }
 
-// TCPInfo is the part of struct tcp_info (linux/tcp.h) that weir reads.
+// TCPInfo is the part of struct tcp_info (linux/tcp.h) used by weir.
 type TCPInfo struct {
 	BytesReceived, BytesAcked  uint64
 	SegsIn, SegsOut            uint32
@@ -90,16 +89,16 @@ type TCPInfo struct {
 	TotalRetrans               uint32        // segments
 }
 
-// Query says which sockets to list.
+// Query selects the sockets to list.
 type Query struct {
 	Proto     uint8  // IPPROTO_TCP or IPPROTO_UDP
 	States    uint32 // bit mask of 1<<state, 0 for all
-	LocalPort uint16 // 0 for any; the kernel filters
+	LocalPort uint16 // 0 for any; filtered by the kernel
 	Info      bool   // fill Socket.Info
 }
 
-// Dump lists the sockets of both families that match. The list is not a
-// snapshot: a socket that comes or goes meanwhile may be in it or not.
+// Dump lists the matching sockets of both families. The list is no snapshot: it may or may not
+// contain sockets opened or closed meanwhile.
 func Dump(q Query) ([]Socket, error) {
 	if q.Proto != unix.IPPROTO_TCP && q.Proto != unix.IPPROTO_UDP {
 		return nil, fmt.Errorf("list sockets: protocol %d: want 6 (TCP) or 17 (UDP)", q.Proto)
@@ -107,10 +106,9 @@ func Dump(q Query) ([]Socket, error) {
 	return dump(q, uint32(q.Proto))
 }
 
-// MPTCPListeners lists the listening MPTCP sockets on a port, 0 for any. They
-// carry plain TCP connections too, but BPF socket maps refuse them. The result
-// is empty where the kernel has no MPTCP or cannot list it (before 5.17). Proto
-// is IPPROTO_TCP in the results, because 262 does not fit.
+// MPTCPListeners lists the listening MPTCP sockets on a port, 0 for any. They also carry plain TCP
+// connections, but BPF socket maps reject them. The list is empty if the kernel has no MPTCP or
+// cannot list it (before 5.17). Proto is IPPROTO_TCP in the results, because 262 does not fit.
 func MPTCPListeners(port uint16) ([]Socket, error) {
 	q := Query{Proto: unix.IPPROTO_TCP, States: 1 << Listen, LocalPort: port}
 	sockets, err := dump(q, unix.IPPROTO_MPTCP)
@@ -147,7 +145,7 @@ func dump(q Query, proto uint32) ([]Socket, error) {
 	return sockets, nil
 }
 
-// consistent repeats a dump that the kernel marks as interrupted.
+// consistent repeats a dump marked as interrupted by the kernel.
 func consistent(dump func() ([]netlink.Message, error)) ([]netlink.Message, error) {
 	for range dumpAttempts {
 		msgs, err := dump()
@@ -171,7 +169,7 @@ func interrupted(msgs []netlink.Message) bool {
 }
 
 func explainDump(err error, proto uint32) error {
-	// inet_diag_lock_handler: no handler registered and none could be loaded.
+	// inet_diag_lock_handler: no handler was registered and none could be loaded.
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EPROTONOSUPPORT) {
 		module := map[uint32]string{unix.IPPROTO_TCP: "tcp_diag", unix.IPPROTO_UDP: "udp_diag", unix.IPPROTO_MPTCP: "mptcp_diag"}[proto]
 		return fmt.Errorf("%w for IP protocol %d: load the module with `modprobe %s`, or use a kernel that has it: %w",
@@ -180,11 +178,10 @@ func explainDump(err error, proto uint32) error {
 	return err
 }
 
-// Destroy closes a socket of any process, as `ss -K` does: its owner sees
-// ECONNABORTED, and a TCP peer a reset. The socket is found by its addresses
-// and cookie, so that another one on the same addresses is safe. It needs
-// CAP_NET_ADMIN. The error wraps [ErrNoSocket] if the socket is gone, and
-// [errors.ErrUnsupported] on a kernel without CONFIG_INET_DIAG_DESTROY.
+// Destroy closes a socket of any process, like `ss -K`. Its owner gets ECONNABORTED, and a TCP peer
+// a reset. The socket is identified by its addresses and cookie, so another socket on the same
+// addresses is safe. Destroy requires CAP_NET_ADMIN. The error wraps [ErrNoSocket] for a closed
+// socket, and [errors.ErrUnsupported] on a kernel without CONFIG_INET_DIAG_DESTROY.
 func Destroy(s Socket) error {
 	c, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, nil)
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/weir-project/weir/internal/sockdiag"
 )
 
-// Destroy and the exact lists want a namespace where nobody else has sockets.
+// Destroy and the exact lists require a namespace without other sockets.
 func TestMain(m *testing.M) { nstest.Main(m) }
 
 func listenTCP(t *testing.T, network, addr string) *net.TCPListener {
@@ -67,7 +67,7 @@ func addrPort(t *testing.T, a net.Addr) netip.AddrPort {
 	return ap
 }
 
-// identity is what the kernel tells the owner of a socket.
+// identity returns the identity of a socket as reported to its owner.
 func identity(t *testing.T, c syscall.Conn) (inode uint32, cookie uint64) {
 	t.Helper()
 	raw, err := c.SyscallConn()
@@ -111,14 +111,14 @@ func dump(t *testing.T, q sockdiag.Query) []sockdiag.Socket {
 	return s
 }
 
-// patience is how long what must happen may take: the machine may be busy.
+// patience is the time limit for expected events on a busy machine.
 const patience = 30 * time.Second
 
-// one lists the sockets and wants exactly one.
+// one lists the sockets and returns the only one.
 func one(t *testing.T, q sockdiag.Query) sockdiag.Socket {
 	t.Helper()
 	var s []sockdiag.Socket
-	// A connection is established at the server a little after connect returns at the client.
+	// A connection is established at the server shortly after connect returns at the client.
 	nstest.Eventually(t, func() error {
 		if s = dump(t, q); len(s) == 0 {
 			return fmt.Errorf("Dump(%+v) found no socket", q)
@@ -131,8 +131,8 @@ func one(t *testing.T, q sockdiag.Query) sockdiag.Socket {
 	return s[0]
 }
 
-// oneWhen is one, as soon as the socket is as it is to become: what a peer has sent is at the socket a little later. Whether
-// it has become so the caller judges.
+// oneWhen is one with a condition on the socket, because data from the peer arrives a little later.
+// The caller checks the result.
 func oneWhen(t *testing.T, q sockdiag.Query, ok func(sockdiag.Socket) bool) sockdiag.Socket {
 	t.Helper()
 	var s sockdiag.Socket
@@ -147,7 +147,7 @@ func oneWhen(t *testing.T, q sockdiag.Query, ok func(sockdiag.Socket) bool) sock
 
 func TestTCPListener(t *testing.T) {
 	l := listenTCP(t, "tcp4", "127.0.0.1:0")
-	listenTCP(t, "tcp4", "127.0.0.1:0") // another port, not to be found
+	listenTCP(t, "tcp4", "127.0.0.1:0") // another port, not to be listed
 	addr := addrPort(t, l.Addr())
 	raw, err := l.SyscallConn()
 	if err != nil {
@@ -227,7 +227,7 @@ func TestV6Only(t *testing.T) {
 	}
 }
 
-// IPv4 traffic of a dual-stack socket is reported with mapped addresses.
+// TestMapped checks that IPv4 traffic of a dual-stack socket is reported with mapped addresses.
 func TestMapped(t *testing.T) {
 	l := listenTCP(t, "tcp", "[::]:0")
 	port := addrPort(t, l.Addr()).Port()
@@ -300,7 +300,7 @@ func TestInterface(t *testing.T) {
 	}
 }
 
-// All sockets on a port are found: a reuseport group, and both families.
+// TestSeveral checks that all sockets on a port are listed: a reuseport group, and both families.
 func TestSeveral(t *testing.T) {
 	nstest.NeedRoot(t)
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
@@ -375,7 +375,7 @@ func TestMPTCPListeners(t *testing.T) {
 	if err != nil || len(s) != 0 {
 		t.Errorf("on a plain listener's port: %+v, %v; want none", s, err)
 	}
-	// Go falls back to TCP where the kernel has no MPTCP: ask the socket.
+	// Go uses TCP if the kernel has no MPTCP, so check the socket.
 	raw, err := l.(*net.TCPListener).SyscallConn()
 	if err != nil {
 		t.Fatal(err)

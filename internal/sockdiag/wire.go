@@ -31,11 +31,11 @@ const (
 	memDrops     = 8
 )
 
-// Filter operation INET_DIAG_BC_S_EQ, "local port equals".
+// Filter operation INET_DIAG_BC_S_EQ: local port equals.
 const bcSourceEqual = 11
 
-// sockID is struct inet_diag_sockid: ports and addresses in network byte order,
-// the rest in the machine's.
+// sockID is struct inet_diag_sockid: ports and addresses in network byte order, other fields in
+// native order.
 type sockID struct {
 	SrcPort, DstPort [2]byte
 	Src, Dst         [16]byte
@@ -79,10 +79,9 @@ func dumpRequest(q Query, proto uint32, family uint8) (netlink.Message, error) {
 	return message(unix.SOCK_DIAG_BY_FAMILY, netlink.Request|netlink.Dump, r, attrs)
 }
 
-// portFilter is the program of two struct inet_diag_bc_op that accepts one
-// local port. "yes" jumps to the end (8 bytes), which accepts; "no" jumps 4
-// bytes past it, which the kernel takes for a refusal. The second operation
-// only carries the port, in the machine's byte order.
+// portFilter returns a program of two struct inet_diag_bc_op to accept one local port. "yes" jumps
+// to the end (8 bytes), which accepts. "no" jumps 4 bytes past it, which rejects. The second
+// operation only holds the port, in native byte order.
 func portFilter(port uint16) []byte {
 	b := []byte{bcSourceEqual, 8}
 	b = binary.NativeEndian.AppendUint16(b, 12)
@@ -172,7 +171,7 @@ func parse(data []byte, q Query) (Socket, error) {
 		case attrSKV6Only:
 			s.V6Only = attrs.Uint8() != 0
 		case attrInfo:
-			// UDP and listeners have the attribute too, empty or meaningless.
+			// UDP sockets and listeners also have the attribute, empty or without meaning.
 			if q.Info && q.Proto == unix.IPPROTO_TCP && len(attrs.Bytes()) > 0 {
 				s.Info = parseTCPInfo(attrs.Bytes())
 			}
@@ -193,7 +192,7 @@ func parseMemory(b []byte) Memory {
 }
 
 func parseTCPInfo(b []byte) *TCPInfo {
-	var k unix.TCPInfo // for its offsets, which are the kernel's
+	var k unix.TCPInfo // for its offsets, equal to the kernel's
 	const ms, us = time.Millisecond, time.Microsecond
 	return &TCPInfo{
 		BytesReceived: u64(b, unsafe.Offsetof(k.Bytes_received)),
@@ -210,8 +209,8 @@ func parseTCPInfo(b []byte) *TCPInfo {
 	}
 }
 
-// u32 and u64 read a field in the machine's byte order, and 0 where the kernel
-// is older than the field and its answer shorter.
+// u32 and u64 read a field in native byte order. They return 0 if an older kernel's answer is too
+// short.
 func u32(b []byte, at uintptr) uint32 {
 	if uintptr(len(b)) < at+4 {
 		return 0
