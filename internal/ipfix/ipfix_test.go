@@ -35,7 +35,7 @@ func Example() {
 	// set 256 16 c00002070000000000000009
 }
 
-// The bytes of both protocols, by hand from the RFCs.
+// TestWriter compares the bytes of both protocols with hand-made messages from the RFCs.
 func TestWriter(t *testing.T) {
 	odd := ipfix.NewTemplate(300, ipfix.Field{ID: 4, Length: 1})
 	options := ipfix.Template{ID: 301, Options: true, Record: []byte{1, 45, 0, 4, 0, 4, 0, 1, 0, 4, 0, 34, 0, 4}}
@@ -81,7 +81,8 @@ func TestFields(t *testing.T) {
 	}
 }
 
-// Whatever is read is written and read again as the same, and is in the bytes.
+// FuzzParse checks that all parsed records are part of the input, and that writing and parsing them
+// again gives the same.
 func FuzzParse(f *testing.F) {
 	for _, v := range []uint16{ipfix.IPFIX, ipfix.NetFlow9} {
 		w := ipfix.Begin(nil, ipfix.Header{Version: v, Domain: 1})

@@ -9,21 +9,20 @@ import (
 	"fmt"
 )
 
-// Versions of the two protocols that have templates.
+// Versions of the two protocols with templates.
 const (
 	NetFlow9 = 9  // RFC 3954
 	IPFIX    = 10 // RFC 7011
 )
 
-// Bounds of one template: a longer one does not fit a datagram that is not
-// fragmented, and fragments are not looked at.
+// Bounds of one template. A longer one would need a fragmented datagram, and fragments are ignored.
 const (
 	MaxTemplateBytes = 2048
 	MinTemplateID    = 256
 	variableLength   = 0xffff // RFC 7011, section 7
 )
 
-// ErrMalformed is wrapped by every error about a message that cannot be read.
+// ErrMalformed is wrapped by every parse error.
 var ErrMalformed = errors.New("malformed")
 
 // Header is the header of an IPFIX message or NetFlow v9 packet.
@@ -35,45 +34,45 @@ type Header struct {
 	Uptime     uint32 // NetFlow v9: milliseconds
 }
 
-// Template is a template record as its exporter sent it.
+// Template is a template record as sent by its exporter.
 type Template struct {
 	ID      uint16
 	Options bool
-	Record  []byte // with its header
+	Record  []byte // including its header
 }
 
-// Withdrawal takes templates back (RFC 7011, section 8.1).
+// Withdrawal withdraws templates (RFC 7011, section 8.1).
 type Withdrawal struct {
 	ID  uint16
-	All bool // every template, or options template, of the domain: ID is 2 or 3
+	All bool // every template, or options template, of the domain; ID is 2 or 3
 }
 
-// Change is one template learnt, or some withdrawn.
+// Change is one new template, or one withdrawal.
 type Change struct {
 	Template  *Template
 	Withdrawn *Withdrawal
 }
 
-// Set is a set: its number, which for data is the template's, and its
-// length in bytes with its header.
+// Set is a set: its number, which is the template's for data, and its length in bytes with the
+// header.
 type Set struct {
 	ID, Length uint16
 
 	body []byte
 }
 
-// Body is the set without its header; it shares the message's bytes.
+// Body returns the set without its header. It shares the message's bytes.
 func (s Set) Body() []byte { return s.body }
 
-// Message is what matters here of one message.
+// Message is the parsed content of one message.
 type Message struct {
 	Header
-	Changes []Change // in their order; their records share the message's bytes
+	Changes []Change // in their order; the records share the message's bytes
 	Sets    []Set
 }
 
-// Parse reads a datagram. It is strict: sets must fill the message to
-// the last byte, so that other protocols' packets are not taken for templates.
+// Parse parses a datagram. It is strict: sets must fill the message to the last byte, so packets of
+// other protocols are not mistaken for templates.
 func Parse(b []byte) (m Message, err error) {
 	var sets []byte
 	if m.Header, sets, err = parseFlowHeader(b); err != nil {
@@ -130,7 +129,8 @@ func parseFlowHeader(b []byte) (h Header, sets []byte, err error) {
 	return h, nil, fmt.Errorf("%w: version %d in %d bytes", ErrMalformed, h.Version, len(b))
 }
 
-// setKind says whether a set holds templates, and options templates.
+// setKind reports whether a set contains options templates (options), and whether it contains
+// templates at all (ok).
 func setKind(version, id uint16) (options, ok bool) {
 	base := uint16(0)
 	if version == IPFIX {
@@ -139,7 +139,7 @@ func setKind(version, id uint16) (options, ok bool) {
 	return id == base+1, id == base || id == base+1
 }
 
-// SetID is the id of a set of templates of a version, or of options templates.
+// SetID returns the set id of templates or options templates in a version.
 func SetID(version uint16, options bool) uint16 {
 	id := uint16(0)
 	if version == IPFIX {
@@ -151,9 +151,9 @@ func SetID(version uint16, options bool) uint16 {
 	return id
 }
 
-// appendRecords reads the records of one set of templates.
+// appendRecords parses the records of one set of templates.
 func appendRecords(out []Change, version uint16, options bool, b []byte) ([]Change, error) {
-	// What is shorter than a record, or begins with a zero, pads the set.
+	// A rest shorter than a record, or beginning with zero, is padding.
 	for len(b) >= 4 && binary.BigEndian.Uint16(b) != 0 {
 		id := binary.BigEndian.Uint16(b)
 		if version == IPFIX && binary.BigEndian.Uint16(b[2:]) == 0 {
@@ -175,8 +175,7 @@ func appendRecords(out []Change, version uint16, options bool, b []byte) ([]Chan
 	return out, nil
 }
 
-// recordLength checks the template record that b begins with and returns how
-// long it is.
+// recordLength checks the template record at the start of b and returns its length.
 func recordLength(version uint16, options bool, b []byte) (int, error) {
 	id := binary.BigEndian.Uint16(b)
 	if id < MinTemplateID {
@@ -204,7 +203,7 @@ func recordLength(version uint16, options bool, b []byte) (int, error) {
 	return at, nil
 }
 
-// recordFields returns where a record's fields begin, and their number.
+// recordFields returns the offset and the number of a record's fields.
 func recordFields(version uint16, options bool, b []byte) (at, fields int, err error) {
 	second := int(binary.BigEndian.Uint16(b[2:]))
 	switch {
@@ -214,7 +213,7 @@ func recordFields(version uint16, options bool, b []byte) (at, fields int, err e
 		return 0, 0, fmt.Errorf("%w: an options template of %d bytes", ErrMalformed, len(b))
 	}
 	third := int(binary.BigEndian.Uint16(b[4:]))
-	if version == IPFIX { // all fields, then how many of them are scope
+	if version == IPFIX { // number of fields, then number of scope fields
 		if third == 0 || third > second {
 			return 0, 0, fmt.Errorf("%w: %d of %d fields are scope", ErrMalformed, third, second)
 		}
@@ -226,12 +225,11 @@ func recordFields(version uint16, options bool, b []byte) (at, fields int, err e
 	return 6, (second + third) / 4, nil
 }
 
-// DataLength is the length of a data record of the template in bytes, 0 where
-// it varies.
+// DataLength returns the length of a data record of the template in bytes, 0 if it varies.
 func (t Template) DataLength(version uint16) int {
 	at, fields, err := recordFields(version, t.Options, t.Record)
 	if err != nil {
-		return 0 // it was checked when it was learnt
+		return 0 // checked by Parse
 	}
 	sum := 0
 	for range fields {
@@ -260,11 +258,11 @@ func Encode(h Header, templates []Template) []byte {
 	return w.End()
 }
 
-// Fields lists the fields of a template, those of an enterprise with number 0.
+// Fields returns the fields of a template. Enterprise fields have number 0.
 func (t Template) Fields(version uint16) (out []Field) {
 	at, fields, err := recordFields(version, t.Options, t.Record)
 	if err != nil {
-		return nil // it was checked when it was read
+		return nil // checked by Parse
 	}
 	for range fields {
 		if at+4 > len(t.Record) {
@@ -280,7 +278,7 @@ func (t Template) Fields(version uint16) (out []Field) {
 	return out
 }
 
-// Equal says whether two templates are the same record.
+// Equal reports whether two templates have the same record.
 func (t Template) Equal(o Template) bool {
 	return t.ID == o.ID && t.Options == o.Options && bytes.Equal(t.Record, o.Record)
 }

@@ -19,7 +19,7 @@ func TestParseTemplates(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		b        []byte
-		want     []uint16 // templates, withdrawals as their number plus 1
+		want     []uint16 // templates; a withdrawal is its number plus 1
 		lengths  []int    // of data records
 		rejected bool
 	}{

@@ -9,7 +9,7 @@ var be = binary.BigEndian
 // Field is a field of a template: its number in the IANA registry of information elements, and its length in bytes.
 type Field struct{ ID, Length uint16 }
 
-// NewTemplate returns a template of fields. It is the same in both protocols.
+// NewTemplate returns a template with these fields, for both protocols.
 func NewTemplate(id uint16, fields ...Field) Template {
 	b := be.AppendUint16(make([]byte, 0, 4+4*len(fields)), id)
 	b = be.AppendUint16(b, uint16(len(fields)))
@@ -20,19 +20,19 @@ func NewTemplate(id uint16, fields ...Field) Template {
 	return Template{ID: id, Record: b}
 }
 
-// Writer writes one message behind bytes that are there already. It is a value: nothing is allocated but the bytes.
+// Writer appends one message to existing bytes. It is a value, and only the bytes are allocated.
 type Writer struct {
 	b       []byte
 	version uint16
 	start   int // of the message in b
-	records int // templates and data, for the header of NetFlow v9
+	records int // templates and data records, for the header of NetFlow v9
 }
 
-// Begin begins a message: b, which may be nil, grows by it.
+// Begin starts a message and appends it to b. b may be nil.
 func Begin(b []byte, h Header) Writer {
 	w := Writer{version: h.Version, start: len(b)}
 	b = be.AppendUint16(b, h.Version)
-	b = be.AppendUint16(b, 0) // length, or number of records: End
+	b = be.AppendUint16(b, 0) // length, or number of records: see End
 	if h.Version == NetFlow9 {
 		b = be.AppendUint32(b, h.Uptime)
 	}
@@ -42,7 +42,8 @@ func Begin(b []byte, h Header) Writer {
 	return w
 }
 
-// Templates appends a set of the templates, or of the options templates, among these. Without any it appends nothing.
+// Templates appends a set of the templates in all, or of its options templates. Without any it
+// appends nothing.
 func (w *Writer) Templates(options bool, all ...Template) {
 	set := len(w.b)
 	for _, t := range all {
@@ -72,7 +73,8 @@ func (w *Writer) Data(template uint16, records int, add func(b []byte, i int) []
 	w.end(set)
 }
 
-// end writes the length of the set that begins at an offset. Sets of NetFlow v9 are padded to 32 bits (RFC 3954, section 5.3).
+// end writes the length of the set beginning at an offset. Sets of NetFlow v9 are padded to 32 bits
+// (RFC 3954, section 5.3).
 func (w *Writer) end(set int) {
 	if len(w.b) == set {
 		return
@@ -83,7 +85,7 @@ func (w *Writer) end(set int) {
 	be.PutUint16(w.b[set+2:], uint16(len(w.b)-set))
 }
 
-// End returns the bytes with the whole message.
+// End returns the bytes including the whole message.
 func (w *Writer) End() []byte {
 	n := w.records
 	if w.version == IPFIX {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ipfixtest makes messages of IPFIX and NetFlow v9 for tests.
+// Package ipfixtest creates messages of IPFIX and NetFlow v9 for tests.
 package ipfixtest
 
 import "github.com/weir-project/weir/internal/ipfix"
 
-// Record is template 260: fields of 4 and 8 bytes. A data record has 12.
+// Record is template 260 with fields of 4 and 8 bytes. A data record has 12 bytes.
 var Record = []byte{1, 4, 0, 2, 0, 8, 0, 4, 0, 1, 0, 8}
 
-// Templates are template 260 and options template 261.
+// Templates returns template 260 and options template 261.
 func Templates(version uint16) []ipfix.Template {
 	options := ipfix.Template{ID: 261, Options: true, Record: []byte{1, 5, 0, 2, 0, 1, 0, 149, 0, 4, 0, 41, 0, 8}}
 	if version == ipfix.NetFlow9 {
@@ -17,7 +17,7 @@ func Templates(version uint16) []ipfix.Template {
 	return []ipfix.Template{{ID: 260, Record: Record}, options}
 }
 
-// Message is a message of sets. The header of NetFlow v9 counts no records.
+// Message returns a message of sets. The header of NetFlow v9 counts no records.
 func Message(h ipfix.Header, sets ...[]byte) []byte {
 	b := ipfix.Encode(h, nil)
 	for _, s := range sets {
@@ -29,7 +29,7 @@ func Message(h ipfix.Header, sets ...[]byte) []byte {
 	return b
 }
 
-// Set is a set with its header.
+// Set returns a set with its header.
 func Set(id uint16, body ...byte) []byte {
 	n := 4 + len(body)
 	return append([]byte{byte(id >> 8), byte(id), byte(n >> 8), byte(n)}, body...)
