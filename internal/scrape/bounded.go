@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	maxSeries = 10_000 // of one metric
+	maxSeries = 10_000 // per metric
 	maxLabel  = 256    // bytes
 )
 
@@ -30,8 +30,8 @@ func (d *droppedCounter) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue, float64(d.n.Load()))
 }
 
-// Const is prometheus.MustNewConstMetric with harmless labels. That panics where a
-// label is not UTF-8.
+// Const is prometheus.MustNewConstMetric with escaped labels. Unescaped invalid UTF-8 would make it
+// panic.
 func Const(desc *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) prometheus.Metric {
 	out := make([]string, len(labels))
 	for i, l := range labels {
@@ -40,7 +40,7 @@ func Const(desc *prometheus.Desc, t prometheus.ValueType, v float64, labels ...s
 	return prometheus.MustNewConstMetric(desc, t, v, out...)
 }
 
-// bounded makes labels valid UTF-8 of bounded length, and bounds the series of a metric.
+// bounded makes labels valid UTF-8 of limited length, and limits the series per metric.
 type bounded struct {
 	prometheus.Collector
 	dropped *droppedCounter
@@ -52,7 +52,7 @@ func (b *bounded) Collect(ch chan<- prometheus.Metric) {
 	go func() {
 		defer close(in)
 		defer func() {
-			if p := recover(); p != nil { // one collector does not end the process
+			if p := recover(); p != nil { // a failing collector does not end the process
 				in <- prometheus.NewInvalidMetric(droppedDesc, fmt.Errorf("collecting: %v", p))
 			}
 		}()
@@ -62,7 +62,7 @@ func (b *bounded) Collect(ch chan<- prometheus.Metric) {
 	for m := range in {
 		x := &metric{desc: m.Desc(), dto: &dto.Metric{}}
 		if err := m.Write(x.dto); err != nil {
-			ch <- m // its error is the registry's to tell
+			ch <- m // the registry reports its error
 			continue
 		}
 		seen := series[x.desc]
@@ -80,13 +80,13 @@ func (b *bounded) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// metric is one with harmless labels.
+// metric is a metric with escaped labels.
 type metric struct {
 	desc *prometheus.Desc
 	dto  *dto.Metric
 }
 
-// harmless makes the labels so, and returns all of them as one string.
+// harmless escapes the labels and returns all of them as one string.
 func (m *metric) harmless() string {
 	var key strings.Builder
 	for i, l := range m.dto.Label {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package scrape answers scrapes of metrics. One collection runs at a time, however
-// many ask, and no label that a stranger chose makes a scrape fail.
+// Package scrape serves scrapes of metrics. Concurrent scrapes share one collection at a time.
+// Labels chosen by strangers never make a scrape fail.
 package scrape
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// Handler answers with the metrics of collectors.
+// Handler serves the metrics of collectors.
 func Handler(all ...prometheus.Collector) http.Handler {
 	reg := prometheus.NewRegistry()
 	dropped := &droppedCounter{}
@@ -27,23 +27,25 @@ func Handler(all ...prometheus.Collector) http.Handler {
 	return Shared(promhttp.HandlerFor(reg, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, DisableCompression: true}))
 }
 
-// restFactor and longestRest bound the rest after a collection, in times of its length and in all.
+// restFactor and longestRest limit the rest after a collection: a multiple of its duration, and an
+// upper bound.
 const (
 	restFactor  = 3
 	longestRest = 2 * time.Second
 )
 
-// Shared is a handler for strangers, whose answer is the same for all: everybody who waits gets one answer, of a run that began
-// after they asked. A run is followed by a rest of three times its length, so that requests take a quarter of a CPU at most.
+// Shared is a handler for strangers with the same answer for all. All waiting clients get one
+// answer, from a run begun after their requests. After a run it rests for three times the run's
+// duration, so requests take at most a quarter of a CPU.
 func Shared(h http.Handler) http.Handler { return &shared{collect: h} }
 
 type shared struct {
 	collect http.Handler
 
-	mu   sync.Mutex // after run
+	mu   sync.Mutex // lock it after run
 	next *answer
 	run  sync.Mutex // held while collecting
-	rest time.Time  // no run begins before; of run
+	rest time.Time  // the next run begins no earlier; guarded by run
 }
 
 type answer struct {
@@ -66,7 +68,7 @@ func (s *shared) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		defer s.run.Unlock()
 		time.Sleep(time.Until(s.rest))
 		s.mu.Lock()
-		s.next = nil // who asks from here on wants to see what changes from here on
+		s.next = nil // later requests need a newer collection
 		s.mu.Unlock()
 		plain := r.Clone(context.WithoutCancel(r.Context())) // others wait for the answer, too
 		plain.Header = http.Header{}
@@ -81,7 +83,7 @@ func (s *shared) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	h.Set("Content-Length", fmt.Sprint(a.body.Len()))
 	w.WriteHeader(a.status)
-	_, _ = w.Write(a.body.Bytes()) // who has asked may have gone
+	_, _ = w.Write(a.body.Bytes()) // the client may have closed
 }
 
 // Header implements http.ResponseWriter.

@@ -19,7 +19,7 @@ import (
 
 var desc = prometheus.NewDesc("weir_test", "A test.", []string{"name"}, nil)
 
-// named is a collector of one series a name.
+// named is a collector with one series per name.
 type named struct {
 	names   []string
 	collect func()
@@ -55,7 +55,8 @@ func scrape(t *testing.T, h http.Handler) string {
 	return w.Body.String()
 }
 
-// No label makes a scrape fail, and two that look alike are one.
+// TestLabelsOfStrangers checks that no label makes a scrape fail, and equal escaped labels become
+// one series.
 func TestLabelsOfStrangers(t *testing.T) {
 	h := Handler(&named{names: []string{"\xff", `\xff`, "\xff", "a\nb", "\x1b[31m", "\u202e", strings.Repeat("x", 1000), strings.Repeat("x", 1001), "good"}})
 	body := scrape(t, h)
@@ -77,14 +78,14 @@ func TestLabelsOfStrangers(t *testing.T) {
 	}
 }
 
-// raw makes metrics without Const.
+// raw creates metrics without Const.
 type raw struct{ *named }
 
 func (r raw) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, 1, r.names[0])
 }
 
-// A collector that panics costs its own metrics.
+// TestPanicOfCollector checks that a panicking collector loses only its own metrics.
 func TestPanicOfCollector(t *testing.T) {
 	h := Handler(raw{&named{names: []string{"\xff"}}}, collectors.NewGoCollector())
 	if body := scrape(t, h); !strings.Contains(body, "go_goroutines") {
@@ -102,7 +103,7 @@ func TestSeriesAreBounded(t *testing.T) {
 	}
 }
 
-// Who asks while a collection runs gets the next one, together with all others.
+// TestScrapesShareCollections checks that all requests during a collection share the next one.
 func TestScrapesShareCollections(t *testing.T) {
 	began, release := make(chan struct{}, 1), make(chan struct{})
 	n := &named{names: []string{"a"}}
@@ -134,7 +135,8 @@ func TestScrapesShareCollections(t *testing.T) {
 	}
 }
 
-// Requests one after the other take a quarter of the time at most, and one whose client has gone spoils no other's answer.
+// TestRunsRest checks that successive requests take at most a quarter of the time. An early close
+// by a client does not spoil the answer of others.
 func TestRunsRest(t *testing.T) {
 	const takes = 20 * time.Millisecond
 	var spent time.Duration
@@ -159,7 +161,7 @@ func TestRunsRest(t *testing.T) {
 			t.Errorf("request %d: %d %s", i, w.Code, w.Body)
 		}
 	}
-	// The last run's rest is still to come.
+	// The rest after the last run is still to come.
 	if all := time.Since(began); all < 3*spent {
 		t.Errorf("runs took %v of %v", spent, all)
 	}
