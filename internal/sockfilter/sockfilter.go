@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sockfilter attaches eBPF programs to sockets (SO_ATTACH_BPF), and never over a filter of somebody else.
+// Package sockfilter attaches eBPF programs to sockets (SO_ATTACH_BPF). It never replaces another
+// filter.
 package sockfilter
 
 import (
@@ -11,36 +12,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrOccupied says that the socket has a filter that is not its own.
+// ErrOccupied reports a socket with another filter.
 var ErrOccupied = errors.New("somebody else's program is there")
 
-// ErrUnsupported says that the kernel puts no filter at this kind of socket.
+// ErrUnsupported reports a kind of socket without filters in this kernel.
 var ErrUnsupported = errors.New("this kernel or user cannot do that")
 
-// Filter is the filter of one socket: what it returns is how many bytes of a
-// packet the socket gets, 0 drops it. There is no link: the filter stays until the
-// socket closes or somebody takes it away, and a socket has room for one.
+// Filter is the filter of one socket. The program returns the number of bytes delivered to the
+// socket; 0 drops the packet. There is no link: the filter stays until the socket closes or the
+// filter is detached. A socket has only one filter.
 type Filter struct {
 	FD   int
-	Name string // what it is, for errors: "udp 0.0.0.0:53"
+	Name string // for errors, such as "udp 0.0.0.0:53"
 
 	ours bool
 }
 
 func (s *Filter) String() string { return "the socket " + s.Name }
 
-// Attach makes the socket run prog, the descriptor of a program of type socket filter. It never replaces a
-// filter that is not its own: a socket that has one, classic or eBPF, gives
-// [ErrOccupied], and so does one that the application has locked
-// (SO_LOCK_FILTER). Between asking and attaching an application may attach its
-// own, which is then replaced: attach before the application runs, or when it
-// says that it will not.
+// Attach makes the socket run prog, the descriptor of a program of type socket filter. It never
+// replaces another filter. For a socket with one, classic or eBPF, it returns [ErrOccupied], and
+// also if the application has locked the filter (SO_LOCK_FILTER). Between the check and the
+// attachment an application may attach its own, which is then replaced. So attach before the
+// application runs, or if it never attaches one.
 //
-// A second call of the same Filter exchanges the program: a packet meets the
-// one or the other.
+// A second call of the same Filter exchanges the program. Each packet meets exactly one of the two.
 //
-// An unprivileged process may have nothing but the descriptor of the program: asking the
-// kernel about it takes a right, attaching it takes none.
+// An unprivileged process needs only the program's descriptor. Queries about the program need
+// privileges, attaching does not.
 func (s *Filter) Attach(prog int) error {
 	if !s.ours {
 		if err := s.free(); err != nil {
@@ -58,7 +57,7 @@ func (s *Filter) Attach(prog int) error {
 	return nil
 }
 
-// free says why the socket has no room for a filter.
+// free returns the reason why the socket has no room for a filter.
 func (s *Filter) free() error {
 	locked, err := unix.GetsockoptInt(s.FD, unix.SOL_SOCKET, unix.SO_LOCK_FILTER)
 	if err != nil {
@@ -67,8 +66,8 @@ func (s *Filter) free() error {
 	if locked != 0 {
 		return fmt.Errorf("%w: the application has locked its filter (SO_LOCK_FILTER): filter at hook nft, netfilter or tcx", ErrOccupied)
 	}
-	// sk_get_filter (net/core/filter.c) gives the length of a classic filter, and
-	// EACCES for one of eBPF, which it cannot give.
+	// sk_get_filter (net/core/filter.c) returns the length of a classic filter, and EACCES for an
+	// eBPF one.
 	var n uint32
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(s.FD), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, 0, uintptr(unsafe.Pointer(&n)), 0)
 	switch {
@@ -82,7 +81,7 @@ func (s *Filter) free() error {
 	return nil
 }
 
-// Detach takes away what Attach put there. A filter that is gone is no error.
+// Detach removes the filter attached by Attach. An already removed filter is no error.
 func (s *Filter) Detach() error {
 	if !s.ours {
 		return nil
