@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package progowner says whose a BPF program is: by the pins and the processes that keep it, and
-// by libxdp's pins for programs behind its dispatcher.
+// Package progowner finds the owners of a BPF program: its pins and its processes, and libxdp's
+// pins for programs behind its dispatcher.
 package progowner
 
 import (
@@ -19,21 +19,21 @@ import (
 	"github.com/weir-project/weir/internal/pidfd"
 )
 
-// Bounds of a search: it is for the text of an error.
+// Bounds of a search, because the result is only for an error text.
 const (
 	maxPins      = 4096
 	maxFiles     = 1 << 16
 	maxProcesses = 3 // named
 )
 
-// bpfFS is the BPF file system that other loaders use by default.
+// bpfFS is the default BPF file system of other loaders.
 const bpfFS = "/sys/fs/bpf"
 
-// dispatcher is the name of the program by which libxdp runs several at one XDP hook.
+// dispatcher is the name of libxdp's program to run several at one XDP hook.
 const dispatcher = "xdp_dispatcher"
 
-// Describe names the program at XDP of a device: its number and name, its programs where it is
-// libxdp's dispatcher, the pins and processes that keep it. Parts that cannot be read are left out.
+// Describe describes the XDP program of a device: its number and name, its programs if it is
+// libxdp's dispatcher, its pins and its processes. It omits unreadable parts.
 func Describe(program uint32, ifindex int) string {
 	p := hookorder.Read(program)
 	out := []string{fmt.Sprintf("program %s", p)}
@@ -63,8 +63,8 @@ func describeDispatcher(names []string) string {
 	return fmt.Sprintf("libxdp's dispatcher with %d programs (%s)", len(names), strings.Join(names, ", "))
 }
 
-// dispatched are the names of the programs behind a dispatcher of libxdp, in the order in which
-// they run: libxdp pins them below dir, in dispatch-IFINDEX-ID, as prog0-prog and so on.
+// dispatched returns the names of the programs behind a libxdp dispatcher, in the order of
+// execution. libxdp pins them below dir, in dispatch-IFINDEX-ID, as prog0-prog and so on.
 func dispatched(dir string, ifindex int, dispatcher uint32) (names []string) {
 	dir = filepath.Join(dir, fmt.Sprintf("dispatch-%d-%d", ifindex, dispatcher))
 	for n := range 64 {
@@ -85,12 +85,12 @@ func dispatched(dir string, ifindex int, dispatcher uint32) (names []string) {
 	return names
 }
 
-// pins are the paths below a directory at which a program, or a link to it, is pinned.
+// pins returns the paths below a directory with a pin of a program or of a link to it.
 func pins(dir string, program uint32) (out []string) {
 	seen := 0
 	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || !d.Type().IsRegular() {
-			return nil // gone meanwhile, or not this user's to see
+			return nil // removed meanwhile, or not accessible to this user
 		}
 		if seen++; seen > maxPins {
 			return fs.SkipAll
@@ -122,7 +122,7 @@ func pinned(path string, program uint32) bool {
 	return err == nil && uint32(info.Program) == program
 }
 
-// processes are the processes that have a program, or a link to it, open: "41 (xdp-fw)".
+// processes returns the processes with a program, or a link to it, open: "41 (xdp-fw)".
 func processes(program uint32) (out []string) {
 	line := fmt.Sprintf("\nprog_id:\t%d\n", program)
 	files := 0
@@ -142,13 +142,13 @@ func processes(program uint32) (out []string) {
 	return out
 }
 
-// described is the outcome of looking at a process's descriptors.
+// described is the result of a search in a process's descriptors.
 type described struct {
 	has   bool
 	files int
 }
 
-// describe says whether a process has a file open whose description has a line.
+// describe reports whether a process has an open file with a line in its fdinfo.
 func describe(pid int, line string) (described, error) {
 	dir := fmt.Sprintf("/proc/%d/fdinfo", pid)
 	d, err := os.Open(dir)
@@ -156,7 +156,7 @@ func describe(pid int, line string) (described, error) {
 		return described{}, err
 	}
 	defer d.Close()
-	names, _ := d.Readdirnames(maxFiles) // as far as they can be read
+	names, _ := d.Readdirnames(maxFiles) // as far as they are readable
 	has := slices.ContainsFunc(names, func(name string) bool {
 		b, err := os.ReadFile(filepath.Join(dir, name))
 		return err == nil && strings.Contains(string(b), line)

@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m) }
 
-// pass loads an XDP program of a name, and returns it with its number.
+// pass loads an XDP program with a name. It returns the program and its number.
 func pass(t *testing.T, name string) (*ebpf.Program, uint32) {
 	t.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: name, Type: ebpf.XDP, License: "GPL",
@@ -51,7 +51,8 @@ func pin(t *testing.T, p *ebpf.Program, path string) {
 	}
 }
 
-// A program is named with its pin and the process that has it open, and one that nobody keeps with neither.
+// TestDescribe checks that a program is described with its pin and its process, and without them if
+// there are none.
 func TestDescribe(t *testing.T) {
 	nstest.NeedRoot(t)
 	p, id := pass(t, "xdp_fw")
@@ -75,8 +76,8 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
-// Programs behind libxdp's dispatcher are named in their order, those of another device's or of a
-// former dispatcher are not.
+// TestDispatched checks that programs behind libxdp's dispatcher are named in order, without
+// programs of another device or of a former dispatcher.
 func TestDispatched(t *testing.T) {
 	nstest.NeedRoot(t)
 	d, id := pass(t, "xdp_dispatcher")
