@@ -10,18 +10,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// KeepOnly takes all capabilities but those of a set (a bit each) from this process, and from programs that it starts, for good.
-// Without CAP_SETPCAP only this process loses them. A process with cgo is refused: nothing reaches its threads.
+// KeepOnly removes all capabilities except a set (one bit each) from this process and from programs
+// started by it, for good. Without CAP_SETPCAP only this process loses them. It refuses a process
+// with cgo, because it cannot reach its threads.
 func KeepOnly(keep uint64) error {
 	if has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, unix.CAP_SETPCAP, 0, 0, 0); err == nil && has == 1 {
 		for c := uintptr(0); c < 64; c++ {
 			if has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0); err != nil {
-				break // the kernel's last one was before
+				break // past the kernel's last one
 			} else if has == 0 || keep>>c&1 == 1 {
 				continue
 			}
 			if _, _, e := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c, 0); e == unix.EPERM {
-				break // it is bounded, and not in effect
+				break // in the bounding set, but not in effect
 			} else if e != 0 {
 				return fmt.Errorf("drop capability %d: %w", c, e)
 			}
@@ -44,7 +45,7 @@ func KeepOnly(keep uint64) error {
 	return nil
 }
 
-// Has tells whether a capability of this process is in effect.
+// Has reports whether a capability of this process is in effect.
 func Has(capability int) bool {
 	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData

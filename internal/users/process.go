@@ -15,12 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// searchPath is the PATH of programs that run as another user.
+// searchPath is the PATH of programs running as another user.
 const searchPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// OfProcess is the identity of a running process: user, group, supplementary groups and capabilities. The user is the real
-// one, or the effective one where the real one is root: a set-user-ID program gives its caller no right of root, and a
-// daemon that has set its effective user gets none back.
+// OfProcess returns the identity of a running process: user, group, supplementary groups and
+// capabilities. The user is the real one, or the effective one if the real one is root. So a
+// set-user-ID program gives its caller no privileges, and a daemon with a lowered effective user
+// regains none.
 func OfProcess(pid int) (id Identity, err error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -37,7 +38,8 @@ func OfProcess(pid int) (id Identity, err error) {
 	return id, nil
 }
 
-// parse reads proc_pid_status(5). The name, its first line, is escaped by the kernel and cannot imitate another line.
+// parse parses proc_pid_status(5). The kernel escapes the name on the first line, so it cannot
+// imitate another line.
 func (id *Identity) parse(status string) error {
 	found := 0
 	for line := range strings.Lines(status) {
@@ -80,7 +82,7 @@ func (id *Identity) parse(status string) error {
 	return nil
 }
 
-// lesser is the real id, or the effective one if the real one is root's.
+// lesser returns the real id, or the effective one if the real one is root's.
 func lesser(ids []uint64) uint32 {
 	if ids[0] != 0 {
 		return uint32(ids[0])
@@ -88,8 +90,8 @@ func lesser(ids []uint64) uint32 {
 	return uint32(ids[1])
 }
 
-// Environ is the environment of a program that runs as this identity: nothing of this process's, which may hold secrets,
-// but its language and time zone.
+// Environ returns the environment of a program running as this identity. From this process's
+// environment, which may contain secrets, it keeps only language and time zone.
 func (id *Identity) Environ() []string {
 	env := append([]string{searchPath}, id.Env...)
 	for _, v := range os.Environ() {
@@ -101,27 +103,28 @@ func (id *Identity) Environ() []string {
 	return env
 }
 
-// SysProcAttr makes a process this identity's, in a session of its own: on the terminal that this command runs at, its user
-// could type for ours (TIOCSTI). It leads its process group.
+// SysProcAttr runs a process as this identity in a new session. On the terminal of this command,
+// that user could otherwise inject input (TIOCSTI). The process leads its process group.
 func (id *Identity) SysProcAttr() *syscall.SysProcAttr {
 	if os.Geteuid() != 0 && int(id.Credential.Uid) == os.Geteuid() {
-		return &syscall.SysProcAttr{Setsid: true} // setgroups is root's
+		return &syscall.SysProcAttr{Setsid: true} // only root may call setgroups
 	}
 	return &syscall.SysProcAttr{Setsid: true, Credential: &id.Credential}
 }
 
-// Confine keeps programs that this thread starts from gaining privileges: by set-user-ID programs, file capabilities, or, as
-// root, by capabilities that the process of the identity does not have. The thread cannot undo it: it must be thrown away.
+// Confine prevents programs started by this thread from gaining privileges: by set-user-ID
+// programs, file capabilities, or, as root, by capabilities that the process of the identity lacks.
+// It is irreversible, so discard the thread afterwards.
 func (id *Identity) Confine() error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("no_new_privs: %w", err)
 	}
 	if id.limit == nil || id.Credential.Uid != 0 {
-		return nil // another user than root has no capabilities after exec
+		return nil // users other than root have no capabilities after exec
 	}
 	for c := uintptr(0); c < 64; c++ {
 		if has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0); err != nil {
-			break // the kernel's last one was before
+			break // past the kernel's last one
 		} else if has == 0 || *id.limit>>c&1 == 1 {
 			continue
 		}
@@ -132,8 +135,8 @@ func (id *Identity) Confine() error {
 	return nil
 }
 
-// Program finds a program as this identity would, and refuses one that another user than root and the identity's own can
-// change or replace.
+// Program finds a program as this identity would. It rejects a program if a third user, neither
+// root nor the identity, can change or replace it.
 func (id *Identity) Program(name string) (string, error) {
 	names := []string{name}
 	if !strings.Contains(name, "/") {
@@ -157,7 +160,7 @@ func (id *Identity) Program(name string) (string, error) {
 	return "", err
 }
 
-// owned checks each directory, each link and the file itself on the way to path.
+// owned checks each directory and link on the way to path, and the file itself.
 func (id *Identity) owned(path string, links int) error {
 	at := ""
 	parts := slices.DeleteFunc(strings.Split(path, "/"), func(p string) bool { return p == "" || p == "." })

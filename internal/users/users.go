@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package users finds whom a process is to run as.
+// Package users finds the identity for a process.
 package users
 
 import (
@@ -12,11 +12,11 @@ import (
 	"syscall"
 )
 
-// Identity is a user as a process needs it.
+// Identity is a user with the data to start a process.
 type Identity struct {
 	Credential syscall.Credential
 	Env        []string // USER, LOGNAME and HOME
-	limit      *uint64  // capabilities that root's programs keep; nil: all
+	limit      *uint64  // capabilities kept by root's programs; nil: all
 }
 
 // Find finds a user by name or number. A number needs no entry in the user database.
@@ -24,7 +24,7 @@ func Find(name string) (id Identity, err error) {
 	u, err := user.Lookup(name)
 	if n, nerr := strconv.ParseUint(name, 10, 32); err != nil && nerr == nil {
 		number := strconv.FormatUint(n, 10)
-		// A number that has no name, or a system without names.
+		// A number without a name, or a system without names.
 		if u, err = user.LookupId(number); err != nil || u.Uid != number {
 			u, err = &user.User{Uid: number, Gid: number, Username: number, HomeDir: "/"}, nil
 		}
