@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fdstore leaves descriptors with systemd while a service restarts: its file
-// descriptor store (FileDescriptorStoreMax=, sd_notify(3)). The next process finds them
-// as it finds sockets of activation, by name ([Take]); they stay there until [Remove].
+// Package fdstore leaves descriptors with systemd during a restart of a service, in its file
+// descriptor store (FileDescriptorStoreMax=, sd_notify(3)). The next process finds them by name
+// like sockets of activation ([Take]). They stay there until [Remove].
 package fdstore
 
 import (
@@ -18,25 +18,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socketEnv names the service manager's socket, which it sets for services that have a store.
+// socketEnv names the service manager's socket. The manager sets it for services with a store.
 const socketEnv = "NOTIFY_SOCKET"
 
-// errNone says that this process has no service manager to leave anything with.
+// errNone reports a process without a service manager.
 var errNone = errors.New("no service manager listens: $" + socketEnv + " is not set")
 
-// batch is how many descriptors go in one message; the kernel takes 253 (SCM_MAX_FD).
+// batch is the number of descriptors per message. The kernel accepts 253 (SCM_MAX_FD).
 const batch = 200
 
-// Available says whether there is a service manager. Whether it stores anything is the
-// unit's FileDescriptorStoreMax=: what is more is closed.
+// Available reports whether there is a service manager. The unit's FileDescriptorStoreMax= limits
+// the store, and the manager closes excess descriptors.
 func Available() bool { return os.Getenv(socketEnv) != "" }
 
-// Put leaves duplicates of descriptors under a name, and waits until the manager has
-// them: before that the process must not end.
+// Put stores duplicates of descriptors under a name, and waits until the manager has them. The
+// process must not end earlier.
 func Put(name string, fds ...int) error {
 	for len(fds) > 0 {
 		n := min(len(fds), batch)
-		// FDPOLL=0: a connection that its peer closes is not for the manager to judge.
+		// FDPOLL=0: the manager must not drop connections closed by their peers.
 		if err := notify("FDSTORE=1\nFDNAME="+name+"\nFDPOLL=0", fds[:n]); err != nil {
 			return err
 		}
@@ -47,11 +47,12 @@ func Put(name string, fds ...int) error {
 
 var (
 	mu        sync.Mutex
-	inherited []*os.File // not taken yet
+	inherited []*os.File // not yet taken
 	loaded    bool
 )
 
-// Take is what this process found under names that begin so. It stays in the store, and it is the caller's from then on.
+// Take returns the inherited descriptors with names of a prefix. They also stay in the store. The
+// caller owns the returned files.
 func Take(prefix string) (out []*os.File) {
 	mu.Lock()
 	defer mu.Unlock()
@@ -70,7 +71,7 @@ func Take(prefix string) (out []*os.File) {
 	return out
 }
 
-// Remove takes what has a name out of the store.
+// Remove removes the descriptors of a name from the store.
 func Remove(name string) error {
 	if err := notify("FDSTOREREMOVE=1\nFDNAME="+name, nil); err != nil {
 		return err
@@ -92,7 +93,7 @@ func notify(state string, fds []int) error {
 	if len(fds) > 0 {
 		oob = unix.UnixRights(fds...)
 	}
-	// Not WriteMsgUnix: it refuses an address of its own connection.
+	// Not WriteMsgUnix: it rejects an address on a connected socket.
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return err
@@ -108,7 +109,7 @@ func notify(state string, fds []int) error {
 	return nil
 }
 
-// barrier waits until the manager has dealt with all that it was told (sd_notify_barrier(3)).
+// barrier waits until the manager has processed all notifications (sd_notify_barrier(3)).
 func barrier(limit time.Duration) error {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -126,5 +127,5 @@ func barrier(limit time.Duration) error {
 	if _, err := r.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
 		return fmt.Errorf("the service manager has not answered in %v", limit)
 	}
-	return nil // it has closed its end
+	return nil // the manager has closed its end
 }
