@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hookorder says where a program goes among the programs of others at a hook, and reads
-// where it is.
+// Package hookorder defines the position of a program among others at a hook, and reads it.
 package hookorder
 
 import (
@@ -15,11 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Order says where a program goes among the programs at a hook of tcx. The zero
-// value puts it behind the programs that are there when it is attached.
+// Order is the wanted position of a program among the programs at a tcx hook. The zero value puts
+// it behind the programs present at the time of attachment.
 type Order struct {
 	Where  Where
-	Anchor string // the name of a program, of Before and After
+	Anchor string // name of a program, for Before and After
 }
 
 // Where is the kind of an order.
@@ -33,7 +32,7 @@ const (
 	After  Where = "after"
 )
 
-// ErrNoAnchor says that the program is not there that an order names.
+// ErrNoAnchor reports that the program named by an order is not at the hook.
 var ErrNoAnchor = errors.New("there is no such program")
 
 func (o Order) String() string { return strings.TrimRight(string(o.Where)+" "+o.Anchor, " ") }
@@ -61,20 +60,20 @@ func (o *Order) UnmarshalText(b []byte) error {
 // Program is a program at a hook.
 type Program struct {
 	ID   uint32 `json:"id"`
-	Name string `json:"name"` // the whole name where the program has BTF, else at most 15 bytes
+	Name string `json:"name"` // the whole name if the program has BTF, else at most 15 bytes
 }
 
 func (n Program) String() string { return fmt.Sprintf("%d %q", n.ID, n.Name) }
 
-// called says whether a name is the program's: whole, or as far as the kernel keeps names.
+// called reports whether a name is the program's: whole, or truncated like the kernel's.
 func (n Program) called(name string) bool {
 	return n.Name == name || kernelName(n.Name) == name || n.Name == kernelName(name) && len(n.Name) == unix.BPF_OBJ_NAME_LEN-1
 }
 
-// kernelName is what the kernel keeps of a program's name.
+// kernelName returns the kernel's truncated form of a name.
 func kernelName(name string) string { return name[:min(len(name), unix.BPF_OBJ_NAME_LEN-1)] }
 
-// Read names a program as far as the caller may see it.
+// Read returns a program with its name, as far as the caller may read it.
 func Read(id uint32) Program {
 	n := Program{ID: id}
 	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(id))
@@ -93,8 +92,8 @@ func Read(id uint32) Program {
 	return n
 }
 
-// List returns the programs at a hook in the order in which they run, but for one, and the hook's
-// revision, 0 where it has none. The caller is in the namespace of the hook.
+// List returns the programs at a hook except one, in the order of execution, and the hook's
+// revision, 0 if it has none. The caller must be in the namespace of the hook.
 func List(at link.QueryOptions, but uint32) (out []Program, revision uint64, err error) {
 	all, err := link.QueryPrograms(at)
 	if err != nil {
@@ -108,8 +107,8 @@ func List(at link.QueryOptions, but uint32) (out []Program, revision uint64, err
 	return out, all.Revision, nil
 }
 
-// Among is the place that the order asks for among the programs at a hook. Where several have the
-// name, it is before the first or behind the last of them. Where none has, the error wraps
+// Among returns the position of the order among the programs at a hook. If several have the
+// anchor's name, it is before the first or behind the last of them. If none has it, the error wraps
 // [ErrNoAnchor] and lists the programs.
 func (o Order) Among(all []Program, hook fmt.Stringer) (link.Anchor, error) {
 	switch o.Where {
@@ -147,8 +146,7 @@ func there(all []Program) string {
 	return "there are " + strings.Join(names, ", ")
 }
 
-// Kept says whether a position is as ordered. An order whose anchor is not there is kept:
-// nothing is on its wrong side.
+// Kept reports whether a position satisfies the order. Without its anchor every position does.
 func (o Order) Kept(p Position) bool {
 	switch o.Where {
 	case First:
@@ -163,16 +161,16 @@ func (o Order) Kept(p Position) bool {
 	return true
 }
 
-// Position is the place of a program among the programs at its hook.
+// Position is the position of a program at its hook.
 type Position struct {
 	Hook   string    `json:"hook"`     // like "tcx ingress of eth0"
-	Number int       `json:"position"` // 1 is the first to run
+	Number int       `json:"position"` // 1 runs first
 	Of     int       `json:"programs"`
-	Before []Program `json:"before,omitempty"` // those that run before it
+	Before []Program `json:"before,omitempty"` // programs running before it
 	After  []Program `json:"after,omitempty"`
 }
 
-// String says the position in words: "2 of 3, after cil_from_netdev".
+// String describes the position: "2 of 3, after cil_from_netdev".
 func (p Position) String() string {
 	if p.Of == 1 {
 		return "the only program"
@@ -193,7 +191,8 @@ func (n Program) short() string {
 	return n.Name
 }
 
-// ReadPosition reads where a program is at a hook. The caller is in the namespace of the hook.
+// ReadPosition reads the position of a program at a hook. The caller must be in the namespace of
+// the hook.
 func ReadPosition(own uint32, at link.QueryOptions, hook fmt.Stringer) (p Position, attached bool, err error) {
 	all, _, err := List(at, 0)
 	if err != nil {

@@ -4,7 +4,7 @@ package hookorder
 
 import "testing"
 
-// An order survives as text, and text that is none is refused.
+// TestOrderText checks that an order survives as text, and invalid text is rejected.
 func TestOrderText(t *testing.T) {
 	for _, o := range []Order{{}, {Where: First}, {Where: Last}, {Before, "cil_from_netdev"}, {After, "tc_flow"}} {
 		text, err := o.MarshalText()
@@ -23,7 +23,7 @@ func TestOrderText(t *testing.T) {
 	}
 }
 
-// A program is known by its whole name and by the 15 bytes that the kernel keeps of it.
+// TestCalled checks that a program matches its whole name and the 15 bytes kept by the kernel.
 func TestCalled(t *testing.T) {
 	for _, c := range []struct {
 		program, name string
@@ -33,7 +33,7 @@ func TestCalled(t *testing.T) {
 		{"cil_from_netdev", "cil_from_netde", false},
 		{"netobserv_ingress_flow_parse", "netobserv_ingress_flow_parse", true},
 		{"netobserv_ingress_flow_parse", "netobserv_ingre", true},
-		{"netobserv_ingre", "netobserv_ingress_flow_parse", true}, // without BTF the kernel knows no more
+		{"netobserv_ingre", "netobserv_ingress_flow_parse", true}, // without BTF the kernel has only this
 		{"netobserv_ingress_flow_parse", "netobserv_ingress_other", false},
 		{"short", "shorter", false},
 	} {
