@@ -7,23 +7,23 @@ import (
 	"io"
 )
 
-// Fprintf is fmt.Fprintf with harmless arguments: each stays on its line. Only an
-// error may have several lines, as those of errors.Join.
+// Fprintf is fmt.Fprintf with escaped arguments: each stays on one line. Only errors may have
+// several lines, for example from errors.Join.
 func Fprintf(w io.Writer, format string, args ...any) (int, error) {
 	return fmt.Fprintf(w, format, formatters(args)...)
 }
 
-// Fprintln is fmt.Fprintln with harmless arguments.
+// Fprintln is fmt.Fprintln with escaped arguments.
 func Fprintln(w io.Writer, args ...any) (int, error) {
 	return fmt.Fprintln(w, texts(args)...)
 }
 
-// Fprint is fmt.Fprint with harmless arguments.
+// Fprint is fmt.Fprint with escaped arguments.
 func Fprint(w io.Writer, args ...any) (int, error) {
 	return fmt.Fprint(w, texts(args)...)
 }
 
-// number says that an argument cannot carry text.
+// number reports whether an argument cannot contain text.
 func number(v any) bool {
 	switch v.(type) {
 	case nil, bool, int, int8, int16, int32, int64, uint, uint8, uint16, uint32, uint64, uintptr, float32, float64:
@@ -52,12 +52,12 @@ func texts(args []any) []any {
 	return out
 }
 
-// formatter formats a value by any verb, and makes the text harmless.
+// formatter formats a value by any verb, and escapes the text.
 type formatter struct{ v any }
 
 // Format implements fmt.Formatter.
 func (f formatter) Format(s fmt.State, verb rune) {
-	_, _ = io.WriteString(s, harmless(f.v, fmt.Sprintf(fmt.FormatString(s, verb), f.v))) // as fmt's own
+	_, _ = io.WriteString(s, harmless(f.v, fmt.Sprintf(fmt.FormatString(s, verb), f.v))) // same as fmt
 }
 
 func harmless(v any, text string) string {
@@ -67,7 +67,7 @@ func harmless(v any, text string) string {
 	return Text(text)
 }
 
-// The rest is fmt's, for a package that imports this one in its place.
+// The rest forwards to fmt, for packages with this one in place of fmt.
 
 // Errorf is fmt.Errorf.
 func Errorf(format string, args ...any) error { return fmt.Errorf(format, args...) }
@@ -78,7 +78,7 @@ func Sprintf(format string, args ...any) string { return fmt.Sprintf(format, arg
 // Sprint is fmt.Sprint.
 func Sprint(args ...any) string { return fmt.Sprint(args...) }
 
-// Count is a number of things in words: "1 flow", "2 flows".
+// Count returns a number of things in words: "1 flow", "2 flows".
 func Count[N ~int | ~uint32 | ~uint64](n N, thing string) string {
 	if n == 1 {
 		return "1 " + thing

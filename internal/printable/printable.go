@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package printable makes text of strangers harmless on its way out: names of
-// processes and bindings, labels, contents of files and words of peers. Terminals act
-// on control characters, people are misled by bidirectional and invisible ones, and
-// Prometheus refuses what is not UTF-8. Each of these becomes an escape as in Go and
-// JSON: \n, \u001b, \xff.
+// Package printable escapes text of strangers for output: names of processes and bindings, labels,
+// contents of files and texts of peers. Terminals act on control characters. Bidirectional and
+// invisible characters mislead people. Prometheus rejects invalid UTF-8. All of these become
+// escapes as in Go and JSON: \n, \u001b, \xff.
 package printable
 
 import (
@@ -19,7 +18,7 @@ import (
 	"unicode/utf8"
 )
 
-// Text is s on one line, with escapes for all that is not to be seen as it is.
+// Text returns s on one line, with escapes for all invisible characters.
 func Text(s string) string {
 	if plain(s) {
 		return s
@@ -33,7 +32,7 @@ func Text(s string) string {
 	return b.String()
 }
 
-// Lines is Text of each line of s.
+// Lines applies Text to each line of s.
 func Lines(s string) string {
 	lines := strings.Split(s, "\n")
 	for i, l := range lines {
@@ -56,8 +55,8 @@ func plain(s string) bool {
 	return true
 }
 
-// visible runes look like what they are. Control and format characters, among these
-// the bidirectional ones, line separators and unassigned code points do not.
+// visible reports whether a rune is shown as itself. Control and format characters, bidirectional
+// ones included, line separators and unassigned code points are not.
 func visible(r rune) bool {
 	if r < utf8.RuneSelf {
 		return r >= ' ' && r != 0x7f
@@ -65,7 +64,8 @@ func visible(r rune) bool {
 	return unicode.IsPrint(r) && !ignorable(r)
 }
 
-// ignorable runes are letters and marks that nobody sees: fillers and variation selectors.
+// ignorable reports whether a rune is an invisible letter or mark: a filler or a variation
+// selector.
 func ignorable(r rune) bool {
 	switch {
 	case r == 0x034f, r == 0x115f, r == 0x1160, r == 0x17b4, r == 0x17b5, r == 0x3164, r == 0xffa0, r == 0x2800:
@@ -88,7 +88,7 @@ func escape(b *strings.Builder, r rune, raw string) {
 		b.WriteString(`\r`)
 	case r == '\t':
 		b.WriteString(`\t`)
-	case r > 0xffff: // as JSON has them
+	case r > 0xffff: // as in JSON
 		hi, lo := utf16.EncodeRune(r)
 		fmt.Fprintf(b, `\u%04x\u%04x`, hi, lo)
 	default:
@@ -96,15 +96,15 @@ func escape(b *strings.Builder, r rune, raw string) {
 	}
 }
 
-// Bounded is Text of at most n bytes. Longer text ends with a hash of all of it, so that
-// two of them stay two.
+// Bounded is Text of at most n bytes. Longer text ends with a hash of the whole, so different texts
+// stay different.
 func Bounded(s string, n int) string {
 	out := Text(s)
 	if len(out) <= n {
 		return out
 	}
 	h := fnv.New32a()
-	_, _ = h.Write([]byte(s)) // it does not fail
+	_, _ = h.Write([]byte(s)) // never fails
 	tail := fmt.Sprintf("...%08x", h.Sum32())
 	cut := max(n-len(tail), 0)
 	for cut > 0 && !utf8.RuneStart(out[cut]) {
@@ -113,14 +113,13 @@ func Bounded(s string, n int) string {
 	return out[:cut] + tail
 }
 
-// Writer passes lines on to w, and escapes all other characters that Text does. JSON
-// stays JSON. It is the last line: text of strangers has no business to begin a line,
-// and goes through Text before.
+// Writer passes lines to w, and escapes all other characters escaped by Text. JSON stays JSON. It
+// is the last defence: text of strangers must not begin a line, and goes through Text first.
 func Writer(w io.Writer) io.Writer { return &writer{w: w} }
 
 type writer struct {
 	w    io.Writer
-	rest []byte // the beginning of a rune
+	rest []byte // the first bytes of an incomplete rune
 }
 
 // Write implements io.Writer.
@@ -150,10 +149,10 @@ func (w *writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// maxAttr is the most bytes of one value in a log.
+// maxAttr is the maximum length of a value in a log, in bytes.
 const maxAttr = 1024
 
-// OneLine puts the lines of joined errors into one, each of them once. Behind a colon a list begins.
+// OneLine joins the lines of joined errors into one, each once. A list begins behind a colon.
 func OneLine(text string) string {
 	var lines []string
 	for l := range strings.Lines(text) {
@@ -166,7 +165,7 @@ func OneLine(text string) string {
 	return strings.ReplaceAll(strings.Join(lines, "; "), ":; ", ": ")
 }
 
-// Attr bounds and escapes the text of an attribute: a function for slog.HandlerOptions.
+// Attr limits and escapes the text of an attribute, for slog.HandlerOptions.
 func Attr(_ []string, a slog.Attr) slog.Attr {
 	switch v := a.Value.Resolve(); v.Kind() {
 	case slog.KindString:

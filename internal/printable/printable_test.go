@@ -48,7 +48,8 @@ func TestBounded(t *testing.T) {
 	}
 }
 
-// What is written in pieces is as if it were written at once, and JSON stays JSON.
+// TestWriter checks that text written in pieces has the same result as at once, and JSON stays
+// JSON.
 func TestWriter(t *testing.T) {
 	in := "ü\x1b\u202e\xff\n\t\U000e0041ok"
 	var out bytes.Buffer
@@ -101,7 +102,8 @@ func TestAttr(t *testing.T) {
 	}
 }
 
-// Errors that were joined are in one value, apart by semicolons, and no line of them twice.
+// TestAttrJoined checks that joined errors become one value, separated by semicolons, without
+// repeated lines.
 func TestAttrJoined(t *testing.T) {
 	var out bytes.Buffer
 	log := slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{ReplaceAttr: Attr}))
