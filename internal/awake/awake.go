@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package awake keeps a machine's CPUs out of idle states for moments in which every wake-up counts. A CPU takes time to leave
-// one: tens of microseconds in a virtual machine, whose host has to run it again, 100 us and more in deep states of a real one. A move of a
-// session waits for a dozen wake-ups of otherwise idle processes. The scheduling of such processes is left to their units (Nice=).
+// Package awake keeps a machine's CPUs out of idle states while every wake-up counts. A CPU takes
+// time to leave one: tens of microseconds in a virtual machine, because the host has to schedule
+// it, and 100 us and more in deep states of a real machine. A move of a session waits for a dozen
+// wake-ups of otherwise idle processes. Their units set the scheduling of such processes (Nice=).
 package awake
 
 import (
@@ -12,22 +13,25 @@ import (
 	"time"
 )
 
-// device takes how long a CPU may take to wake up, in us, for as long as it is open (Documentation/power/pm_qos_interface.rst).
-// Of several wishes the kernel grants the shortest, so that ours takes nothing from others.
+// device accepts the maximum wake-up latency of CPUs in us, in force while it is open
+// (Documentation/power/pm_qos_interface.rst). The kernel applies the lowest of all requests, so
+// ours does not affect others.
 const device = "/dev/cpu_dma_latency"
 
-// Moment is for what takes some milliseconds and may come again soon: to begin and to end it wakes every CPU.
+// Moment is for operations of some milliseconds that may repeat soon, because each start and end
+// wakes every CPU.
 const Moment = 100 * time.Millisecond
 
 var wish struct {
 	sync.Mutex
 	until time.Time
 	is    bool
-	open  *os.File // nil: there is no such device, or it is not ours to open
+	open  *os.File // nil: no such device, or no access to it
 }
 
-// For keeps the CPUs awake for d from now on, or for longer if an earlier call asks for that. Nothing is promised: where the device is
-// missing, or this process may not open it, CPUs sleep as usual. A second call costs some nanoseconds.
+// For keeps the CPUs awake for d from now on, or longer by an earlier call. It is best effort:
+// without the device, or without access to it, CPUs sleep as usual. A second call costs some
+// nanoseconds.
 func For(d time.Duration) {
 	wish.Lock()
 	defer wish.Unlock()
@@ -43,7 +47,7 @@ func For(d time.Duration) {
 	time.AfterFunc(min(d, Moment), end)
 }
 
-// noLatency has no CPU take long to wake up, until what it returns is closed.
+// noLatency requests the lowest latency until its result is closed.
 func noLatency() *os.File {
 	f, err := os.OpenFile(device, os.O_WRONLY, 0)
 	if err != nil {
@@ -56,7 +60,7 @@ func noLatency() *os.File {
 	return f
 }
 
-// end lets the CPUs sleep, when nobody has asked for more.
+// end releases the CPUs, unless a later call extended the time.
 func end() {
 	wish.Lock()
 	defer wish.Unlock()

@@ -13,7 +13,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// latency is how long a CPU of this machine may take to wake up now, by everybody's wishes.
+// latency returns the current maximum wake-up latency, from all requests.
 func latency(t *testing.T) int32 {
 	t.Helper()
 	b, err := os.ReadFile(device)
@@ -28,7 +28,7 @@ func TestFor(t *testing.T) {
 	if _, err := os.Stat(device); err != nil {
 		t.Skip("need: kernel with CONFIG_CPU_IDLE:", err)
 	}
-	asleep := func() bool { // other tests' agents keep them awake for moments
+	asleep := func() bool { // agents of other tests may keep them awake for moments
 		return nstest.Poll(time.Minute, func() error {
 			if latency(t) == 0 {
 				return errors.New("they are kept awake")
@@ -42,7 +42,7 @@ func TestFor(t *testing.T) {
 	const long = 200 * time.Millisecond
 	began := time.Now()
 	For(long)
-	For(time.Millisecond) // takes nothing away
+	For(time.Millisecond) // does not shorten the first
 	if got := latency(t); got != 0 && time.Since(began) < long {
 		t.Fatalf("a CPU may take %d us", got)
 	}
@@ -65,7 +65,7 @@ func TestFor(t *testing.T) {
 	}
 }
 
-// A second wish costs little.
+// BenchmarkFor measures a repeated call.
 func BenchmarkFor(b *testing.B) {
 	for b.Loop() {
 		For(100 * time.Millisecond)
