@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package redial connects to Unix sockets whose listen queue may be full.
+// Package redial connects to Unix sockets with a possibly full listen queue.
 package redial
 
 import (
@@ -11,17 +11,17 @@ import (
 	"time"
 )
 
-// A listen queue empties within milliseconds, unless the server stands still.
+// A listen queue empties within milliseconds, unless the server stalls.
 const (
 	every   = 2 * time.Millisecond
 	longest = 5 * time.Second
 )
 
-// Dial connects to a Unix socket. Any user who may connect can keep its listen queue full for a while, and connect(2) fails with EAGAIN
-// then: Dial tries again for 5 s, or until ctx is done.
+// Dial connects to a Unix socket. Any user with access can keep its listen queue full for a while,
+// and connect(2) then fails with EAGAIN. Dial retries for 5 s, or until ctx is done.
 func Dial(ctx context.Context, network, path string) (net.Conn, error) {
 	for began := time.Now(); ; {
-		c, err := net.Dial(network, path) // it does not wait
+		c, err := net.Dial(network, path) // does not wait
 		if !errors.Is(err, syscall.EAGAIN) || time.Since(began) > longest {
 			return c, err
 		}

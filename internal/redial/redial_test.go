@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listener is a Unix listener whose queue has room for one connection, and is full.
+// listener returns a Unix listener with a full queue of one connection.
 func listener(t *testing.T) (path string, l net.Listener) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "s")
@@ -41,7 +41,7 @@ func listener(t *testing.T) (path string, l net.Listener) {
 	}
 }
 
-// A full queue is waited out.
+// TestDial checks the wait for a full queue.
 func TestDial(t *testing.T) {
 	path, l := listener(t)
 	time.AfterFunc(50*time.Millisecond, func() {
@@ -60,7 +60,7 @@ func TestDial(t *testing.T) {
 	c.Close()
 }
 
-// The wait ends with the context, and is for no other error.
+// TestDialEnds checks that the wait ends with the context, and applies to no other error.
 func TestDialEnds(t *testing.T) {
 	path, _ := listener(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
