@@ -10,13 +10,14 @@ import (
 	"github.com/weir-project/weir/internal/safefile"
 )
 
-// Read returns what a file holds, at most so many bytes: want says of what. Nobody but its owner may be able to read or write it.
+// Read returns the contents of a file, at most most bytes. want describes the expected contents.
+// Only the owner may have access to the file.
 func Read(path string, most int64, want string) ([]byte, error) {
 	return read(path, most, want, 0o077, "600")
 }
 
-// ReadTLS returns the private key of a certificate, in PEM. The file's group may be able to read it, as Debian's ssl-cert
-// does.
+// ReadTLS returns the private key of a certificate, in PEM. The file's group may have read access,
+// as for Debian's ssl-cert.
 func ReadTLS(path string) ([]byte, error) {
 	return read(path, 1<<20, "a private key in PEM", 0o037, "640")
 }
