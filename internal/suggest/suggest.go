@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package suggest guesses what a misprinted name meant.
+// Package suggest finds the intended name of a misspelled one.
 package suggest
 
 import "strings"
 
-// Nearest is the name that a misprint most likely meant, "" if none is close.
+// Nearest returns the most likely name for a misspelled one, "" if none is similar.
 func Nearest(s string, names []string) string {
 	best, least := "", 0
 	for _, name := range names {
-		// Case and the kind of dash are never the point.
+		// Ignore case and the kind of dash.
 		n := distance(fold(s), fold(name))
 		// A third of the letters may be wrong, at least one, but not all.
 		if n > max(1, max(len(s), len(name))/3) || n >= min(len(s), len(name)) && n > 0 {
@@ -23,15 +23,15 @@ func Nearest(s string, names []string) string {
 }
 
 func fold(s string) string {
-	const longest = 64 // beyond it nothing is a misprint of a key
+	const longest = 64 // longer text is no misspelled key
 	if len(s) > longest {
 		s = s[:longest]
 	}
 	return strings.ReplaceAll(strings.ToLower(s), "-", "_")
 }
 
-// distance counts the letters to insert, remove, replace or swap with their
-// neighbour to turn a into b (optimal string alignment).
+// distance returns the number of letters to insert, remove, replace or swap with their neighbour to
+// turn a into b (optimal string alignment).
 func distance(a, b string) int {
 	before, last := make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range last {
