@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ethtool switches offloads of a device, as ethtool -K does.
+// Package ethtool switches offloads of a device, like ethtool -K.
 package ethtool
 
 import (
@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Set switches an offload of the device, in the network namespace of the calling thread. The command is one of unix.ETHTOOL_S….
+// Set switches an offload of the device, in the network namespace of the calling thread. The
+// command is one of unix.ETHTOOL_S….
 func Set(device string, command uint32, on bool) error {
 	if len(device) >= unix.IFNAMSIZ {
 		return unix.ENAMETOOLONG
