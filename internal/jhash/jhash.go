@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package jhash is the twin of bpf/hash.h in Go.
+// Package jhash is the Go version of bpf/hash.h.
 package jhash
 
 import (
@@ -9,7 +9,8 @@ import (
 	"net/netip"
 )
 
-// Addr is the hash of an address under a seed: Jenkins' lookup3 over its 16 bytes as four words in memory order, IPv4 as v4-mapped.
+// Addr returns the hash of an address with a seed: Jenkins' lookup3 over its 16 bytes as four words
+// in memory order, IPv4 as v4-mapped.
 func Addr(seed uint32, a netip.Addr) uint32 {
 	k := a.As16()
 	word := func(i int) uint32 { return binary.NativeEndian.Uint32(k[4*i:]) }
