@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * What the data path knows of the links that it protects: a word for each, which is zero while the
- * link may be used. Whoever judges a link sets a byte of its own, so that no two writers share one
- * and none needs an atomic; the data path reads the word. A zeroed map says that every link is up.
+ * The link states of the protected links: one word per link, zero while the link may be used. Each
+ * writer has its own byte, so no byte has two writers and no store needs an atomic. The data path
+ * reads the whole word. A zeroed map means all links are up.
  *
- * Links are found by the index of their device, modulo REROUTE_LINKS: two protected devices of a
- * network namespace with the same remainder are refused when they are configured (links.Slot).
+ * Links are found by the index of their device, modulo REROUTE_LINKS. The configuration rejects two
+ * protected devices of a network namespace with the same remainder (links.Slot).
  */
 #ifndef WEIR_REROUTE_LINKS_H
 #define WEIR_REROUTE_LINKS_H
@@ -14,17 +14,17 @@
 
 #define REROUTE_LINKS 4096
 
-/* The mark of packets that find out about a link, and so stay on it whatever it is used for. */
+/* The mark of packets of link detection. They stay on the link even when it is down. */
 #define REROUTE_MARK 0x77656972
 
 union reroute_link {
 	struct {
-		__u8 probe;   /* liveness: probes are not answered, or no longer come */
-		__u8 carrier; /* the device has no carrier, or is administratively down */
-		__u8 drain;   /* an operator takes the link out of use */
+		__u8 probe;   /* liveness: probes are not answered, or no longer arrive */
+		__u8 carrier; /* the device has no carrier, or is set down */
+		__u8 drain;   /* an operator has drained the link */
 		__u8 spare;
 	};
-	__u32 down; /* any of them */
+	__u32 down; /* all bytes: nonzero if any is set */
 };
 
 struct {
@@ -43,9 +43,10 @@ static __always_inline union reroute_link *reroute_link_of(__u32 ifindex)
 }
 
 /*
- * reroute_tagged says that a packet is a VLAN device's above this one: the kernel takes the tag off before programs see what
- * comes in (__netif_receive_skb_core), and puts it on behind those that see what goes out (validate_xmit_vlan), so that it
- * looks like this device's own. VLAN 0 is none: a tag that says a priority alone (IEEE 802.1Q, 6.9).
+ * reroute_tagged reports whether a packet belongs to a VLAN device above this one. The kernel
+ * removes the tag before ingress programs run (__netif_receive_skb_core) and adds it after egress
+ * programs (validate_xmit_vlan), so the packet looks like this device's own. VLAN 0 is a tag with a
+ * priority only (IEEE 802.1Q section 6.9).
  */
 static __always_inline bool reroute_tagged(const struct __sk_buff *skb)
 {

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What probes and answers say once they are known to be genuine. */
+/* Handling of genuine probes and answers. */
 #ifndef WEIR_LIVENESS_HEARD_H
 #define WEIR_LIVENESS_HEARD_H
 
-#define LIVENESS_CLOCK_BACK (10 * 1000 * LIVENESS_MS) /* how old an acknowledged answer may be */
-#define LIVENESS_LONGEST    (60 * 1000 * LIVENESS_MS) /* interval that is believed */
+#define LIVENESS_CLOCK_BACK (10 * 1000 * LIVENESS_MS) /* oldest acknowledged answer */
+#define LIVENESS_LONGEST    (60 * 1000 * LIVENESS_MS) /* longest accepted interval */
 
 enum liveness_novelty {
 	LIVENESS_NEWEST,
-	LIVENESS_LATER, /* one that others overtook */
+	LIVENESS_LATER, /* overtaken by others */
 	LIVENESS_SEEN,
 	LIVENESS_OLD,
 };
 
 /*
- * liveness_slide notes a number in a window of the last 64. Two CPUs at once may lose a bit of each
- * other's: a duplicate then counts twice, and the highest number stays the highest.
+ * liveness_slide records a number in a window of the last 64. Two CPUs at once may lose a bit of
+ * each other's. A duplicate is then counted twice, but the highest number stays the highest.
  */
 static __always_inline enum liveness_novelty liveness_slide(__u32 *top, __u64 *window, __u32 seq)
 {
@@ -37,7 +37,10 @@ static __always_inline enum liveness_novelty liveness_slide(__u32 *top, __u64 *w
 	return LIVENESS_LATER;
 }
 
-/* liveness_shaped says why what claims to be a probe or an answer is none; LIVENESS_COUNTS: it is one. */
+/*
+ * liveness_shaped checks the form of a probe or an answer. It returns the reason for a rejection,
+ * or LIVENESS_COUNTS.
+ */
 static __always_inline __u32 liveness_shaped(const struct liveness_packet *f, __u8 hops)
 {
 	if (f->srh.hdrlen != (sizeof(f->seg) + sizeof(f->tlv)) / 8 || f->srh.type != 4 ||
@@ -51,15 +54,18 @@ static __always_inline __u32 liveness_shaped(const struct liveness_packet *f, __
 	return LIVENESS_COUNTS;
 }
 
-/* liveness_lives says why a probe is not of the peer's present life; LIVENESS_COUNTS: it is. */
+/*
+ * liveness_lives checks the incarnation of a probe. It returns the reason for a rejection, or
+ * LIVENESS_COUNTS.
+ */
 static __always_inline __u32 liveness_lives(struct liveness_state *s, __u64 life, __u64 now)
 {
 	if (life == s->peer_life)
 		return LIVENESS_COUNTS;
 	/*
-	 * A peer that began anew has a later life. One whose clock went back has an earlier one, and is
-	 * believed once the former has been silent; what is replayed acknowledges nothing new, so that
-	 * it brings no session up and keeps none.
+	 * A restarted peer has a later incarnation. A peer with its clock set back has an earlier
+	 * one, accepted once the former has been silent. A replayed probe acknowledges nothing new,
+	 * so it neither brings a session up nor keeps it up.
 	 */
 	if ((__s64)(life - s->peer_life) < 0 && s->last_fresh &&
 	    now - s->last_fresh < LIVENESS_CLOCK_BACK)
@@ -95,24 +101,24 @@ static __always_inline __u32 liveness_probed(struct liveness_state *s, const str
 		s->peer_multiplier = t->multiplier;
 	}
 	s->peer_had = bpf_ntohl(t->heard);
-	/* Path and time only when an answer is acknowledged that was not before, and is recent. */
+	/* The path and the time count only with a new and recent acknowledgement. */
 	if ((__s64)(got - s->acknowledged) > 0 && (__s64)(now - got) >= 0 &&
 	    now - got < LIVENESS_CLOCK_BACK && s->peer_interval) {
 		s->acknowledged = got;
 		s->last_fresh = now;
-		/* Nor is a farewell believed that somebody has recorded. */
+		/* Nor does a recorded farewell count. */
 		if (t->flags & LIVENESS_CLOSING)
 			s->closed = now;
 	}
 	return LIVENESS_COUNTS;
 }
 
-/* liveness_bucket is the number of a round-trip time's bucket: four to each power of two from 1,024 ns on. */
+/* liveness_bucket returns the bucket of a round-trip time: four per power of two, from 1,024 ns. */
 static __always_inline __u32 liveness_bucket(__u64 ns)
 {
 	__u32 log = 0, v, b;
 
-	ns >>= 8; /* the two bits below the first one tell the four apart */
+	ns >>= 8; /* two bits below the first one select among the four */
 	if (ns < 4)
 		return 0;
 	v = ns >> 32 ? ~0U : (__u32)ns;
@@ -136,9 +142,9 @@ static __always_inline __u64 liveness_distance(__u64 a, __u64 b)
 }
 
 /*
- * liveness_timed takes a round trip into account. For the mean an answer that took far longer than those
- * before counts as twice their time: it was a stall that kept it, most likely, and must not have
- * every probe wait as long. Where the way has become longer the mean follows in some ten probes.
+ * liveness_timed records a round trip. An answer much slower than the mean counts as twice the mean
+ * plus an eighth of grace. It was probably delayed by a stall, and must not lengthen the wait of
+ * every probe. After a change of the path the mean adapts within some ten probes.
  */
 static __always_inline void liveness_timed(const struct liveness_setup *c, struct liveness_state *s,
 					   __u64 rtt)
@@ -172,7 +178,7 @@ static __always_inline __u32 liveness_answered(const struct liveness_setup *c,
 
 	if (t->life != bpf_cpu_to_be64(c->life) || (__s32)(seq - sent) > 0)
 		return LIVENESS_STALE;
-	/* The lowest numbers of a life come before the window does. */
+	/* The lowest numbers of an incarnation precede the window. */
 	n = liveness_slide(&s->answered, &s->window, seq);
 	if (n == LIVENESS_OLD)
 		return LIVENESS_STALE;

@@ -1,17 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * Judgement, at every tick of either loop of a session. Who sends counts the probes that were sent
- * and not answered: a host that does not run sends none and blames nobody. Who is probed has only
- * the time since the last probe; what of it a CPU of this host did not run does not count, up to
- * LIVENESS_PATIENCE.
+ * Judgement, at every tick of either loop of a session. The sender counts probes sent and not
+ * answered. A stalled host sends none, so it blames no link. The probed end has only the time since
+ * the last probe. Stalls of a CPU of this host extend that time, by up to LIVENESS_PATIENCE.
  */
 #ifndef WEIR_LIVENESS_JUDGE_H
 #define WEIR_LIVENESS_JUDGE_H
 
-#define LIVENESS_MS 1000000ULL
-#define LIVENESS_LATE \
-	(1500 * 1000ULL) /* that a tick may be late before its CPU counts as stalled */
-#define LIVENESS_PATIENCE  (500 * LIVENESS_MS) /* that stalls put one verdict off */
+#define LIVENESS_MS	   1000000ULL
+#define LIVENESS_LATE	   (1500 * 1000ULL)    /* a CPU with a later tick is stalled */
+#define LIVENESS_PATIENCE  (500 * LIVENESS_MS) /* longest delay of a verdict by stalls */
 #define LIVENESS_DOUBLINGS 6		       /* of the stable run, by flaps */
 
 static __always_inline void liveness_tell(const struct liveness_setup *c, __u32 i, __u32 role,
@@ -20,7 +18,7 @@ static __always_inline void liveness_tell(const struct liveness_setup *c, __u32 
 	struct liveness_event *e = bpf_ringbuf_reserve(&liveness_events, sizeof(*e), 0);
 
 	if (!e)
-		return; /* nobody reads; the state says it all the same */
+		return; /* no reader; the state has the result */
 	e->time = now;
 	e->session = i;
 	e->id = c->id;
@@ -32,7 +30,7 @@ static __always_inline void liveness_tell(const struct liveness_setup *c, __u32 
 	bpf_ringbuf_submit(e, 0);
 }
 
-/* liveness_enter says whether this CPU is the one that takes a judgement to another phase. */
+/* liveness_enter changes the phase. It reports whether this CPU made the change. */
 static __always_inline int liveness_enter(struct liveness_judgement *j, __u32 from, __u32 to,
 					  __u64 now)
 {
@@ -53,11 +51,11 @@ static __always_inline __u64 liveness_hold(const struct liveness_setup *c,
 	return hold < c->hold_max || n == 0 ? hold : c->hold_max;
 }
 
-/* What is known at this moment of one side of a session. */
+/* The current findings about one side of a session. */
 struct liveness_finding {
 	__u8 broken;  /* enough is missing for a verdict */
-	__u8 sound;   /* nothing is missing that counts */
-	__u8 stalled; /* this host is to blame, perhaps */
+	__u8 sound;   /* no failure */
+	__u8 stalled; /* this host may be the cause */
 	__u8 role;
 };
 
@@ -89,7 +87,7 @@ static __noinline void liveness_decide(struct liveness_judgement *j, const struc
 	}
 	j->suspect = 0;
 	if (phase == LIVENESS_UP) {
-		/* A flap is forgotten after a long time without another. */
+		/* A flap expires after a long time without another one. */
 		if (j->penalty && now - j->since > 16 * liveness_hold(c, j)) {
 			j->penalty--;
 			j->since = now;
@@ -109,7 +107,10 @@ static __noinline void liveness_decide(struct liveness_judgement *j, const struc
 		liveness_tell(c, i, f->role, LIVENESS_UP, 0, now);
 }
 
-/* liveness_grace is how long a probe waits for its answer: three tenths of an interval, longer where answers take longer. */
+/*
+ * liveness_grace returns the wait of a probe for its answer: three tenths of an interval, or more
+ * if answers take longer.
+ */
 static __always_inline __u64 liveness_grace(const struct liveness_setup *c,
 					    const struct liveness_state *s)
 {
@@ -118,7 +119,10 @@ static __always_inline __u64 liveness_grace(const struct liveness_setup *c,
 	return grace > c->grace ? grace : c->grace;
 }
 
-/* liveness_overdue says whether the n-th probe after the last answered one has waited long enough. */
+/*
+ * liveness_overdue reports whether the n-th probe after the last answered one has waited long
+ * enough.
+ */
 static __always_inline int liveness_overdue(const struct liveness_state *s, __u32 n, __u64 grace,
 					    __u64 now)
 {
@@ -139,7 +143,7 @@ static __always_inline void liveness_judge_sender(const struct liveness_setup *c
 	struct liveness_finding f = { .role = LIVENESS_BY_SENDER };
 
 	if (!s->answers)
-		return; /* nobody has ever answered: there is nothing that could have failed */
+		return; /* no answer yet: nothing can have failed */
 	f.broken = liveness_overdue(s, c->multiplier, grace, now);
 	f.sound = !liveness_overdue(s, 2, grace, now);
 	f.stalled = (__s64)(now - stalled) <
@@ -148,8 +152,8 @@ static __always_inline void liveness_judge_sender(const struct liveness_setup *c
 }
 
 /*
- * The peer sends every interval, and acknowledges what it was answered an interval later, hence one
- * interval more than its multiplier says.
+ * The peer sends every interval, and acknowledges an answer one interval later. So the window is
+ * one interval more than its multiplier.
  */
 static __always_inline __u64 liveness_window(const struct liveness_state *s)
 {
@@ -173,8 +177,8 @@ static __always_inline void liveness_judge_peer(const struct liveness_setup *c,
 }
 
 /*
- * liveness_part has one side of a session begin anew. A link that was found down stays down: the end of
- * the session does not say that it works. The side comes up again once it hears enough.
+ * liveness_part restarts one side of a session. A link that was down stays down, because the end of
+ * a session does not prove the link. It comes up again after enough packets.
  */
 static __always_inline void liveness_part(const struct liveness_setup *c,
 					  struct liveness_judgement *j, __u32 role, __u64 now,
@@ -192,8 +196,8 @@ static __always_inline void liveness_part(const struct liveness_setup *c,
 }
 
 /*
- * liveness_forget begins anew after the peer has said that it ends the session: neither silence nor what
- * still comes tells of the link. It may return as whoever it is then.
+ * liveness_forget restarts a session after the peer's farewell. From then on neither silence nor
+ * late packets prove anything. The peer may return as another incarnation.
  */
 static __always_inline void liveness_forget(const struct liveness_setup *c,
 					    struct liveness_state *s, __u64 now, __u32 i)
@@ -207,8 +211,7 @@ static __always_inline void liveness_forget(const struct liveness_setup *c,
 }
 
 /*
- * liveness_show tells the data path. At every tick: whichever loop was late in telling, the next one
- * tells it again.
+ * liveness_show sets the link state, at every tick. If a loop was late, the next one corrects it.
  */
 static __always_inline void liveness_show(const struct liveness_setup *c,
 					  const struct liveness_state *s)
@@ -227,8 +230,8 @@ static __always_inline void liveness_show(const struct liveness_setup *c,
 }
 
 /*
- * liveness_silent_peer says that the peer has ended the session, and may send and answer nothing any more.
- * Until then its farewells come every interval, and what misses meanwhile was lost on the link.
+ * liveness_silent_peer reports whether the peer has ended the session and may have stopped. Before
+ * that its farewells arrive every interval, and missing ones were lost on the link.
  */
 static __always_inline int liveness_silent_peer(const struct liveness_setup *c,
 						const struct liveness_state *s, __u64 now)
@@ -244,7 +247,7 @@ static __always_inline void liveness_judge(const struct liveness_setup *c, struc
 					   __u64 now, __u64 stalled, __u32 i)
 {
 	if (liveness_silent_peer(c, s, now)) {
-		/* Not before the last of what the peer still sends has come. */
+		/* Wait for the peer's last packets. */
 		if (now - s->closed > 4 * c->interval + 4 * s->peer_interval)
 			liveness_forget(c, s, now, i);
 	} else {

@@ -1,9 +1,8 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * Liveness of links: the tick source that sends probes, the peer's function that answers them, and the
- * return, where answers are taken from the wire. Judgement is the tick source's, on both sides: every
- * loop's tick looks at its sessions.
+ * Liveness of links: the tick source sends probes, the peer's function answers them, and the return
+ * program receives the answers. Both ends judge in the ticks of their tick source.
  */
 #include <stddef.h>
 
@@ -33,8 +32,8 @@
 #include "heard.h"
 
 /*
- * liveness_revive puts a packet into the next loop if that one has lost its own. It beats on this CPU
- * then, until user space puts it back into its place.
+ * liveness_revive sends a packet into the next loop if this has lost its own. The loop then ticks
+ * on this CPU until user space moves it back.
  */
 static __always_inline void
 liveness_revive(struct __sk_buff *skb, const struct liveness_tick_source *m, __u32 loop, __u64 now)
@@ -46,7 +45,7 @@ liveness_revive(struct __sk_buff *skb, const struct liveness_tick_source *m, __u
 	if (!o || other == loop || other >= LIVENESS_LOOPS)
 		return;
 	ifindex = m->ifindex[liveness_place(other)];
-	if (!o->beat) /* it has not begun */
+	if (!o->beat) /* not started */
 		return;
 	if ((__s64)(now - o->beat) < (__s64)(2 * LIVENESS_PATIENCE) ||
 	    (__s64)(now - o->revived) < (__s64)(2 * LIVENESS_PATIENCE))
@@ -80,7 +79,7 @@ int liveness_tick(struct __sk_buff *skb)
 	b = bpf_map_lookup_elem(&liveness_beats, &loop);
 	if (!b)
 		return TC_ACT_SHOT;
-	/* Back into the loop first: whatever happens to the rest, it beats on. */
+	/* Back into the loop first, so it continues after any failure below. */
 	bpf_clone_redirect(skb, m->ifindex[liveness_place(loop)], 0);
 	r.now = liveness_now();
 	r.stalled = liveness_stalls(b, m, loop, r.now);
@@ -111,7 +110,10 @@ static __always_inline struct liveness_setup *liveness_session_at(const __u32 *p
 	return c && c->on && c->id == id ? c : 0;
 }
 
-/* liveness_session finds who a probe or an answer is of: most often where one of this number was last. */
+/*
+ * liveness_session returns the session of a probe or an answer. It first tries the last session in
+ * the number's slot.
+ */
 static __always_inline struct liveness_setup *liveness_session(__be32 id, __u32 *place)
 {
 	__u32 key = bpf_ntohl(id), slot = key & (LIVENESS_SESSIONS - 1), *last, *i;
@@ -140,8 +142,8 @@ static __always_inline int liveness_same(const struct liveness_address *a,
 }
 
 /*
- * liveness_ours says whether a probe or an answer returns to this end of the session. Both ends have one key: by
- * this alone it is told whose probe it is.
+ * liveness_ours reports whether a probe or an answer returns to this end of the session. Both ends
+ * share one key, so only this tells the sender.
  */
 static __always_inline int liveness_ours(const struct liveness_setup *c,
 					 const struct liveness_packet *f)
@@ -149,7 +151,7 @@ static __always_inline int liveness_ours(const struct liveness_setup *c,
 	return c->sends && liveness_same(&f->seg[0], &c->frame.seg[0]);
 }
 
-/* liveness_answer writes the probe's answer. */
+/* liveness_answer writes the answer to a probe. */
 static __always_inline void liveness_answer(const struct liveness_setup *c,
 					    const struct liveness_state *s,
 					    const struct liveness_packet *f,
@@ -164,7 +166,10 @@ static __always_inline void liveness_answer(const struct liveness_setup *c,
 	t->tag = liveness_tag(c, t, &f->seg[0]);
 }
 
-/* liveness_asked takes a probe, from an offset of the packet on. It says whether there is an answer, which is then written. */
+/*
+ * liveness_asked handles a probe at an offset of the packet. It returns 1 and writes the answer if
+ * the probe is good.
+ */
 static __always_inline int liveness_asked(const struct __sk_buff *skb, __u32 from,
 					  struct liveness_words *answer)
 {
@@ -175,7 +180,7 @@ static __always_inline int liveness_asked(const struct __sk_buff *skb, __u32 fro
 	__u64 now = liveness_now();
 
 	why = LIVENESS_MALFORMED;
-	if (!f) /* the kernel has seen to it that the header and its TLV lie in one piece */
+	if (!f) /* the kernel ensures a linear header and TLV */
 		goto refuse;
 	c = liveness_session(f->tlv.session, &place);
 	why = LIVENESS_UNKNOWN;
@@ -207,7 +212,10 @@ refuse:
 	return 0;
 }
 
-/* liveness_end is the function of a segment: the kernel has advanced the list, and forwards what is returned. */
+/*
+ * liveness_end is a segment's function. The kernel has advanced the segment list, and forwards the
+ * packet on BPF_OK.
+ */
 SEC("lwt_seg6local")
 int liveness_end(struct __sk_buff *skb)
 {
@@ -215,16 +223,16 @@ int liveness_end(struct __sk_buff *skb)
 
 	if (!liveness_asked(skb, 0, &answer))
 		return BPF_DROP;
-	/* It is to return over the link that it came by, whatever that is used for. */
+	/* It returns over the link it came by, even if this is down. */
 	skb->mark = REROUTE_MARK;
 	skb->priority = LIVENESS_FIRST;
-	/* What of a packet with a segment list a program may change, the kernel checks. */
+	/* The kernel checks which bytes of a packet with a segment list may change. */
 	if (bpf_lwt_seg6_store_bytes(skb, LIVENESS_TLV_AT, &answer, sizeof(answer)))
 		return BPF_DROP;
 	return BPF_OK;
 }
 
-/* liveness_end_run is the same where BPF_PROG_TEST_RUN can run it. */
+/* liveness_end_run is liveness_end for BPF_PROG_TEST_RUN. */
 SEC("tc")
 int liveness_end_run(struct __sk_buff *skb)
 {
@@ -237,8 +245,8 @@ int liveness_end_run(struct __sk_buff *skb)
 }
 
 /*
- * liveness_back says whether it is a probe of ours that comes back as it was sent: somebody returns it, or routes
- * lead it in a circle, which ends here.
+ * liveness_back reports whether an own probe returns unchanged: reflected by somebody, or routed in
+ * a circle. It is dropped here.
  */
 static __always_inline int liveness_back(const struct liveness_setup *c,
 					 const struct liveness_packet *f)
@@ -247,7 +255,7 @@ static __always_inline int liveness_back(const struct liveness_setup *c,
 	       f->tlv.kind == LIVENESS_PROBE && liveness_ours(c, f) && liveness_signed(c, f);
 }
 
-/* liveness_taken says what becomes of what looks like an answer: it goes on unless it is for a session of ours. */
+/* liveness_taken handles a possible answer. It passes packets of no session of ours. */
 static __always_inline int liveness_taken(const struct __sk_buff *skb,
 					  const struct liveness_packet *f)
 {
@@ -291,15 +299,19 @@ refuse:
 #define LIVENESS_PACKET_HOST 0 /* PACKET_HOST: linux/if_packet.h */
 
 /*
- * liveness_above says whether a packet is for a device above the one that it is seen at: a VLAN, or one with another
- * link address, as macvlans have. It is seen there again, and counts for the sessions there.
+ * liveness_above reports whether a packet is for a device above the current one: a VLAN, or one
+ * with another link address, such as a macvlan. The packet arrives there again, for the sessions of
+ * that device.
  */
 static __always_inline bool liveness_above(const struct __sk_buff *skb)
 {
 	return reroute_tagged(skb) || skb->pkt_type != LIVENESS_PACKET_HOST;
 }
 
-/* liveness_return sees all that comes in by a session's device, and lets what is no answer go on at once. */
+/*
+ * liveness_return sees all packets arriving by a session's device, and passes all but answers at
+ * once.
+ */
 SEC("tc")
 int liveness_return(struct __sk_buff *skb)
 {
@@ -309,7 +321,7 @@ int liveness_return(struct __sk_buff *skb)
 	    liveness_above(skb))
 		return TC_ACT_UNSPEC;
 	f = liveness_packet(skb, ETH_HLEN);
-	/* Some network cards' drivers leave all but the first bytes where the card has put them. */
+	/* Some drivers leave most of a packet outside the linear part. */
 	if (!f && bpf_skb_pull_data(skb, LIVENESS_FRAME) == 0)
 		f = liveness_packet(skb, ETH_HLEN);
 	if (!f || f->ip.nexthdr != IPPROTO_ROUTING)

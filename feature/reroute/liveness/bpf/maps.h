@@ -17,9 +17,9 @@ struct {
 } liveness_states SEC(".maps");
 
 /*
- * When a loop has to look at a session again: a row for each loop. It follows from the setup and the state,
- * and is here since these take several lines of the cache each. Programs have it to themselves: in those
- * that are loaded anew it is 0, and says nothing.
+ * The time a loop must visit a session again: one row per loop. It is derived from setup and state,
+ * and separate because these take several cache lines. Only programs use it. A newly loaded program
+ * starts with 0: visit now.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -28,7 +28,7 @@ struct {
 	__type(value, __u64);
 } liveness_wakes SEC(".maps");
 
-/* A session's number on the wire, which both ends have, to its place. */
+/* Number of a session on the wire, the same at both ends, to its index. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, LIVENESS_SESSIONS);
@@ -37,8 +37,8 @@ struct {
 } liveness_ids SEC(".maps");
 
 /*
- * The place of the last session whose number ends so: whether it is the one looked for its setup says.
- * The hash map takes as long as a signature. Programs have it to themselves.
+ * Index of the last session seen with these low bits in its number. The setup confirms or refutes
+ * it. It saves the hash map's lookup, which costs as much as a signature. Only programs use it.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -68,10 +68,7 @@ struct {
 	__type(value, struct liveness_common);
 } liveness_shared SEC(".maps");
 
-/*
- * A timer for each session: a verdict that falls between two ticks is found at its moment. Of a session
- * that works none is ever started.
- */
+/* A timer per session, for verdicts between two ticks. A working session never starts it. */
 struct liveness_timer {
 	struct bpf_timer timer;
 };
@@ -83,7 +80,7 @@ struct {
 	__type(value, struct liveness_timer);
 } liveness_timers SEC(".maps");
 
-/* By the device, as words of links are. */
+/* By device, like link states. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, REROUTE_LINKS);
@@ -91,7 +88,7 @@ struct {
 	__type(value, struct liveness_move);
 } liveness_moves SEC(".maps");
 
-/* What cannot be said to be of a session. */
+/* Counts of packets without a known session. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, LIVENESS_COUNTS);
@@ -104,7 +101,7 @@ struct {
 	__uint(max_entries, 65536);
 } liveness_events SEC(".maps");
 
-/* Tests give the time. The verifier removes what a constant rules out, so it costs nothing else. */
+/* Tests set the time. Constant folding removes the branch in normal use. */
 const volatile __u32 liveness_clock_given = 0;
 __u64 liveness_clock = 0;
 
@@ -129,7 +126,7 @@ static __always_inline void liveness_count(struct liveness_state *s, __u32 reaso
 		*n += 1;
 }
 
-/* liveness_tag signs a TLV and where it returns to. */
+/* liveness_tag signs a TLV and its returning segment. */
 static __always_inline __u64 liveness_tag(const struct liveness_setup *c,
 					  const struct liveness_words *t,
 					  const struct liveness_address *back)
@@ -137,7 +134,7 @@ static __always_inline __u64 liveness_tag(const struct liveness_setup *c,
 	return weir_siphash(c->key, (const __u64 *)t, (const __u64 *)back);
 }
 
-/* liveness_signed says whether a probe or an answer is what somebody has signed who has the key. */
+/* liveness_signed reports whether a probe or an answer has a valid tag. */
 static __always_inline int liveness_signed(const struct liveness_setup *c,
 					   const struct liveness_packet *f)
 {
@@ -146,15 +143,15 @@ static __always_inline int liveness_signed(const struct liveness_setup *c,
 	return t->tag == liveness_tag(c, t, &f->seg[0]);
 }
 
-/* liveness_pair is a word of two numbers. */
+/* liveness_pair combines two numbers in a word. */
 static __always_inline __be64 liveness_pair(__u32 high, __u32 low)
 {
 	return bpf_cpu_to_be64((__u64)high << 32 | low);
 }
 
 /*
- * liveness_packet is the IPv6 packet at an offset of what the program sees, where it is. 0: it is shorter, or lies
- * elsewhere in part.
+ * liveness_packet returns the IPv6 packet at an offset. It returns 0 if the packet is shorter or
+ * not linear.
  */
 static __always_inline struct liveness_packet *liveness_packet(const struct __sk_buff *skb,
 							       __u32 from)

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * Neighbours whose link address changes: a card, a port or the router was replaced. The kernel keeps the
- * old address, since protection makes its entries permanent. The source of the neighbour's signed probes
- * is believed, and frames go there until user space has changed the kernel's entries.
+ * Neighbours with a changed link address: a replaced card, port or router. The kernel keeps the old
+ * address, because protection makes its entries permanent. The source of the neighbour's signed
+ * probes is trusted. Frames go there until user space has updated the kernel's entries.
  */
 #ifndef WEIR_LIVENESS_MOVED_H
 #define WEIR_LIVENESS_MOVED_H
 
 #define LIVENESS_ICMPV6	       58
-#define LIVENESS_ADVERTISEMENT 136 /* RFC 4861, 4.4 */
+#define LIVENESS_ADVERTISEMENT 136 /* RFC 4861 section 4.4 */
 
 static __always_inline struct liveness_move *liveness_move_of(__u32 ifindex)
 {
@@ -28,7 +28,7 @@ static __always_inline bool liveness_same_mac(const __u8 *a, const __u8 *b)
 	return 1;
 }
 
-/* liveness_unmoved forgets what the kernel knows by now. */
+/* liveness_unmoved ends a redirection once the kernel knows the address. */
 static __always_inline void liveness_unmoved(__u32 ifindex, const __u8 *kernels)
 {
 	struct liveness_move *m = liveness_move_of(ifindex);
@@ -42,8 +42,8 @@ static __always_inline void liveness_unmoved(__u32 ifindex, const __u8 *kernels)
 }
 
 /*
- * liveness_genuine says whether a frame is a probe of the peer's that nobody has recorded: signed, from the
- * next hop, and newer than all before. It is not counted here: it goes on to the segment, which does that.
+ * liveness_genuine reports whether a frame is a fresh probe of the peer: signed, from the next hop,
+ * and newer than all before, so not a replay. The probe is counted later, by the segment.
  */
 static __always_inline bool liveness_genuine(const struct liveness_setup *c,
 					     const struct liveness_state *s,
@@ -62,7 +62,7 @@ static __always_inline bool liveness_genuine(const struct liveness_setup *c,
 	return liveness_signed(c, f);
 }
 
-/* liveness_source looks where a probe of the peer's comes from. Of most it is where the kernel sends to. */
+/* liveness_source checks the source of a peer's probe. Usually it equals the kernel's address. */
 static __always_inline void liveness_source(const struct __sk_buff *skb,
 					    const struct liveness_setup *c,
 					    const struct liveness_state *s,
@@ -89,7 +89,9 @@ static __always_inline void liveness_source(const struct __sk_buff *skb,
 	m->moved = 1;
 }
 
-/* liveness_advertises says whether a packet tells a neighbour the link address of this device. */
+/*
+ * liveness_advertises reports whether a packet is an advertisement of this device's link address.
+ */
 static __always_inline bool liveness_advertises(struct __sk_buff *skb)
 {
 	struct {
@@ -104,13 +106,14 @@ static __always_inline bool liveness_advertises(struct __sk_buff *skb)
 }
 
 /*
- * liveness_leave sees what leaves by a session's device. While the link is down the neighbour may have a link
- * address that is not known yet: it hears ours all the same, and its probes tell.
+ * liveness_leave sees all packets leaving by a session's device. While the link is down, the
+ * neighbour may have an unknown link address. Advertisements then go to all nodes, so the neighbour
+ * learns this host's address and its probes arrive.
  */
 SEC("tc")
 int liveness_leave(struct __sk_buff *skb)
 {
-	static const __u8 all[6] = { 0x33, 0x33, 0, 0, 0, 1 }; /* RFC 2464, 7: all nodes */
+	static const __u8 all[6] = { 0x33, 0x33, 0, 0, 0, 1 }; /* all nodes: RFC 2464 section 7 */
 	struct liveness_move *m = liveness_move_of(skb->ifindex);
 	union reroute_link *l = reroute_link_of(skb->ifindex);
 	__u8 to[6];

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* A probe is written over the loop's packet, of which a copy goes out by the session's device. */
+/* Sending: a probe overwrites the loop's packet, and a copy leaves by the session's device. */
 #ifndef WEIR_LIVENESS_SEND_H
 #define WEIR_LIVENESS_SEND_H
 
 #define LIVENESS_AF_INET6 10
-#define LIVENESS_REFRESH  (250 * LIVENESS_MS) /* between two looks at the neighbour's link address */
+#define LIVENESS_REFRESH  (250 * LIVENESS_MS) /* between lookups of a link address */
 
 /*
- * liveness_neighbour keeps the next hop's link address, as the kernel knows it. Until it does, probes
- * go by liveness_last alone, which has the kernel ask for it.
+ * liveness_neighbour caches the next hop's link address from the kernel. Until the kernel knows it,
+ * probes use liveness_last only, which resolves it.
  */
 static __noinline void liveness_neighbour(struct __sk_buff *skb, const struct liveness_setup *c,
 					  struct liveness_state *s, __u64 now)
@@ -23,7 +23,7 @@ static __noinline void liveness_neighbour(struct __sk_buff *skb, const struct li
 	__builtin_memcpy(f.ipv6_src, &c->frame.ip.saddr, 16);
 	__builtin_memcpy(f.ipv6_dst, &c->via, 16);
 	s->mac_at = now;
-	/* By the device alone: parallel links have the same routes. */
+	/* Restricted to the device: parallel links have equal routes. */
 	if (bpf_fib_lookup(skb, &f, sizeof(f), BPF_FIB_LOOKUP_DIRECT | BPF_FIB_LOOKUP_OUTPUT) !=
 		    BPF_FIB_LKUP_RET_SUCCESS ||
 	    f.ifindex != c->ifindex) {
@@ -36,7 +36,7 @@ static __noinline void liveness_neighbour(struct __sk_buff *skb, const struct li
 	liveness_unmoved(c->ifindex, s->mac);
 }
 
-/* liveness_write puts the next probe into the packet, and notes that it was sent. */
+/* liveness_write writes the next probe into the packet and records its time. */
 static __noinline int liveness_write(struct __sk_buff *skb, const struct liveness_setup *c,
 				     struct liveness_state *s, __u64 before)
 {
@@ -49,7 +49,7 @@ static __noinline int liveness_write(struct __sk_buff *skb, const struct livenes
 
 	if (!skb || !c || !s)
 		return -1;
-	f = liveness_packet(skb, ETH_HLEN); /* one of a loop lies in one piece */
+	f = liveness_packet(skb, ETH_HLEN); /* a loop's packet is linear */
 	if (!f)
 		return -1;
 	eth = (void *)f - ETH_HLEN;
@@ -78,20 +78,20 @@ static __noinline int liveness_write(struct __sk_buff *skb, const struct livenes
 	return 0;
 }
 
-/* liveness_need is how long after the last probe the next one is due. */
+/* liveness_need returns the time from one probe to the next. */
 static __always_inline __u64 liveness_need(const struct liveness_setup *c, __u64 tick)
 {
 	return c->interval - tick / 2;
 }
 
-/* liveness_due gives a probe to one of the session's loops. */
+/* liveness_due assigns a due probe to one of the session's loops. */
 static __always_inline int liveness_due(const struct liveness_setup *c, struct liveness_state *s,
 					const struct liveness_round *r, __u32 i)
 {
 	__u64 last = s->last_sent;
 
 	if (!last) {
-		/* Not all at the same tick, where there are several in an interval. */
+		/* Spread the sessions over the ticks of an interval. */
 		s->last_sent = r->now + r->tick - c->interval + (i & 3) * (c->interval / 4);
 		return 0;
 	}
@@ -101,9 +101,9 @@ static __always_inline int liveness_due(const struct liveness_setup *c, struct l
 }
 
 /*
- * liveness_wake says when a loop has to look at a session again, 0: at every tick. Of one that is up nothing
- * is asked before its next probe is due, or so much is missing of the peer's that a verdict may follow;
- * what comes in meanwhile can only put that off.
+ * liveness_wake returns the time of a loop's next visit to a session; 0: at every tick. An up
+ * session needs no visit before its next probe, or before a verdict by missing probes of the peer.
+ * Packets arriving meanwhile only delay the verdict.
  */
 static __always_inline __u64 liveness_wake(const struct liveness_setup *c,
 					   const struct liveness_state *s,
@@ -128,7 +128,7 @@ static __always_inline __u64 liveness_wake(const struct liveness_setup *c,
 	return at;
 }
 
-/* liveness_tend judges a session and sends its probe, if one is due. */
+/* liveness_tend judges a session and sends its probe if it is due. */
 static __always_inline void liveness_tend(const struct liveness_setup *c, struct liveness_state *s,
 					  struct liveness_round *r, __u32 i)
 {
@@ -149,8 +149,8 @@ static __always_inline void liveness_tend(const struct liveness_setup *c, struct
 }
 
 /*
- * liveness_visit looks at a session: those whose first loop this is come first. Of the others it is the
- * second one, which does their work where the first one does not beat.
+ * liveness_visit visits a session. The sessions with this loop as their first come first. For the
+ * others this is the second loop, which does their work if the first one is silent.
  */
 static long liveness_visit(__u32 k, struct liveness_round *r)
 {
@@ -164,7 +164,7 @@ static long liveness_visit(__u32 k, struct liveness_round *r)
 		return 0;
 	mine = r->loop * LIVENESS_SESSIONS + i;
 	wake = bpf_map_lookup_elem(&liveness_wakes, &mine);
-	/* Most visits to those that are only probed end here: of a session nothing but this word is looked at. */
+	/* Most visits to probed-only sessions end here and read only this word. */
 	if (!wake || (!r->full && r->now < *wake))
 		return 0;
 	c = bpf_map_lookup_elem(&liveness_setups, &i);
@@ -178,8 +178,8 @@ static long liveness_visit(__u32 k, struct liveness_round *r)
 }
 
 /*
- * liveness_last sends the probe of one session as the kernel sends packets of its own: it resolves the
- * neighbour, and keeps knowing that it is there.
+ * liveness_last sends a session's probe through the kernel's neighbour code. This resolves the
+ * neighbour and keeps its entry reachable.
  */
 static __always_inline int liveness_last(struct __sk_buff *skb, __u32 i,
 					 const struct liveness_round *r)

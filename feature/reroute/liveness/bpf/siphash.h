@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * SipHash-1-3 (Aumasson and Bernstein, 2012; the form that hash tables use) of a message of whole
- * words: it takes the same time for every one. A probe and its answer take four of them.
+ * SipHash-1-3 (Aumasson and Bernstein, 2012; the variant for hash tables) of a message of whole
+ * words, in constant time. A probe and its answer need four.
  */
 #ifndef WEIR_SIPHASH_H
 #define WEIR_SIPHASH_H
@@ -26,12 +26,12 @@
 		v2 = SIP_ROTL(v2, 32); \
 	} while (0)
 
-#define SIP_WORDS 7 /* in front */
-#define SIP_LAST  2 /* more, which are elsewhere */
+#define SIP_WORDS 7 /* the first words */
+#define SIP_LAST  2 /* the last words, stored elsewhere */
 
 /*
- * weir_siphash takes the words as they lie in memory, little-endian as the definition has it. They may be
- * a packet's. It is a loop: unrolled it takes no less time, and four kilobytes.
+ * weir_siphash reads the words in memory order, little-endian as defined. They may be in a packet.
+ * The loop stays rolled: unrolled code is no faster and takes four kilobytes.
  */
 static __noinline __u64 weir_siphash(const __u64 *key, const __u64 *words, const __u64 *last)
 {

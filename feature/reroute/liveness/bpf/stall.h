@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Which CPUs of this host do not run, by the beats of the loops. */
+/* Detection of stalled CPUs by the ticks of the loops. */
 #ifndef WEIR_LIVENESS_STALL_H
 #define WEIR_LIVENESS_STALL_H
 
 /*
- * liveness_place is the place of a loop in the clockwork's arrays. Compilers know that it is one and
- * leave bounds out that they have proven; verifiers up to Linux 6.12 do not follow the proof.
+ * liveness_place returns a loop's index in the arrays of the tick source. The mask repeats a check
+ * the compiler would otherwise remove as proven. Verifiers up to Linux 6.12 do not follow the
+ * proof.
  */
 static __always_inline __u32 liveness_place(__u32 loop)
 {
@@ -14,8 +15,8 @@ static __always_inline __u32 liveness_place(__u32 loop)
 }
 
 /*
- * liveness_look notes a stall if a loop, but for one, is later than LIVENESS_LATE. It is called with every
- * verdict: a CPU that has not run for as long as a verdict takes is found by then.
+ * liveness_look records a stall if any loop except but is later than LIVENESS_LATE. It runs with
+ * every verdict: a CPU stalled for as long as a verdict takes is found by then.
  */
 static __always_inline __u64 liveness_look(const struct liveness_tick_source *m,
 					   struct liveness_common *shared, __u32 but, __u64 now)
@@ -31,7 +32,7 @@ static __always_inline __u64 liveness_look(const struct liveness_tick_source *m,
 		o = bpf_map_lookup_elem(&liveness_beats, &key);
 		if (!o || loop == but)
 			continue;
-		/* One that has been silent for long has ended, and tells nothing of its CPU. */
+		/* A loop silent for longer has ended, and tells nothing about its CPU. */
 		late = (__s64)(now - o->beat - m->tick);
 		if (late > (__s64)LIVENESS_LATE && late < (__s64)LIVENESS_PATIENCE)
 			shared->stalled = now;
@@ -39,7 +40,10 @@ static __always_inline __u64 liveness_look(const struct liveness_tick_source *m,
 	return shared->stalled;
 }
 
-/* liveness_stalls says when a CPU with a loop was last seen not to run, and notes it if it is this one. */
+/*
+ * liveness_stalls returns the time a CPU with a loop was last seen stalled. It also records a stall
+ * of this CPU.
+ */
 static __always_inline __u64 liveness_stalls(struct liveness_beat *b,
 					     const struct liveness_tick_source *m, __u32 loop,
 					     __u64 now)
@@ -60,7 +64,7 @@ static __always_inline __u64 liveness_stalls(struct liveness_beat *b,
 	return liveness_look(m, shared, loop, now);
 }
 
-/* liveness_silent says whether a loop has missed its beat, so that another one does its work. */
+/* liveness_silent reports whether a loop has missed its tick, so another loop does its work. */
 static __always_inline __u32 liveness_silent(const struct liveness_tick_source *m, __u32 loop,
 					     __u64 now)
 {

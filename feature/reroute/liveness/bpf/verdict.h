@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * Verdicts between ticks. Loops beat once an interval; the last unanswered probe has waited for long
- * enough three tenths of an interval after it was sent, and that is when a timer looks.
+ * Verdicts between ticks. Loops tick once an interval. The last unanswered probe has waited long
+ * enough three tenths of an interval after it was sent, and a timer judges at that moment.
  */
 #ifndef WEIR_LIVENESS_VERDICT_H
 #define WEIR_LIVENESS_VERDICT_H
@@ -15,16 +15,19 @@ struct liveness_round {
 	__u64 tick;
 	__u64 stalled;
 	__u32 loop;
-	__u32 before; /* the loop whose sessions have this one as their second */
+	__u32 before; /* the loop backed up by this one */
 	__u32 loops;
 	__u32 sessions;
-	__u32 each; /* sessions of a loop */
-	__u32 turn; /* the session whose probe the kernel's neighbour code may carry */
-	__u32 left; /* that one was due: it goes last */
-	__u32 full; /* every session is looked at, whatever it seems to need: it may be another one now */
+	__u32 each; /* sessions per loop */
+	__u32 turn; /* session with its probe sent by the kernel's neighbour code */
+	__u32 left; /* that session plus one if its probe is due; it goes last */
+	__u32 full; /* ignore wake times: the sessions may have been replaced */
 };
 
-/* liveness_verdict is when a session that is up will be found down if nothing comes in; all ones: more must be missing first. */
+/*
+ * liveness_verdict returns the time an up session will be down if nothing arrives. It returns all
+ * ones if more must be missing first.
+ */
 static __always_inline __u64 liveness_verdict(const struct liveness_setup *c,
 					      const struct liveness_state *s)
 {
@@ -43,7 +46,10 @@ static __always_inline __u64 liveness_verdict(const struct liveness_setup *c,
 	return at;
 }
 
-/* liveness_delay is how long until the session's timer is to look, 0: a tick of either loop does. Now may be a little ago. */
+/*
+ * liveness_delay returns the delay of the session's timer; 0: a tick judges in time. now may be
+ * slightly old.
+ */
 static __always_inline __u64 liveness_delay(const struct liveness_setup *c,
 					    const struct liveness_state *s, __u64 tick, __u64 now)
 {
@@ -55,7 +61,7 @@ static __always_inline __u64 liveness_delay(const struct liveness_setup *c,
 	left = (__s64)(at - liveness_now());
 	if (left > (__s64)tick)
 		return 0;
-	/* One that a stall puts off is looked at again soon. */
+	/* A verdict delayed by a stall is judged again soon. */
 	return left > 0 ? left : c->interval / 4;
 }
 
@@ -92,7 +98,7 @@ static __noinline int liveness_await(const struct liveness_setup *c, const struc
 	t = bpf_map_lookup_elem(&liveness_timers, &i);
 	if (!t)
 		return 0;
-	/* Refused where it has been done before, and in maps that nothing pins: then ticks judge. */
+	/* Init fails if done before, and in unpinned maps: then only ticks judge. */
 	bpf_timer_init(&t->timer, &liveness_timers, LIVENESS_CLOCK_MONOTONIC);
 	bpf_timer_set_callback(&t->timer, liveness_judge_again);
 	bpf_timer_start(&t->timer, delay, 0);

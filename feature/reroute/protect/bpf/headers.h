@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* How a packet gets the headers of its repair. */
+/* Adding a repair's headers to a packet. */
 #ifndef WEIR_PROTECT_HEADERS_H
 #define WEIR_PROTECT_HEADERS_H
 
 #define EALREADY 114
-#define OWN	 8  /* bytes of an outer header that a packet has its own of */
-#define INLINE	 64 /* bytes of an IPv6 and a routing header that a packet has its own of */
+#define OWN	 8  /* bytes of an outer header written per packet */
+#define INLINE	 64 /* bytes of an IPv6 and a routing header written per packet */
 
 /*
- * write_outer puts the headers of a repair before a packet that has grown. Of a train of segments
- * the length is written again for each.
+ * write_outer writes the headers of a repair into the room before a grown packet. The kernel
+ * rewrites the length for each segment of a GSO train.
  */
 static __always_inline int write_outer(struct __sk_buff *skb, const struct reroute_repair *r,
 				       const struct packet *p, __be32 first)
@@ -23,7 +23,7 @@ static __always_inline int write_outer(struct __sk_buff *skb, const struct rerou
 	} own = { first, bpf_htons((__u16)(skb->len - ETH - sizeof(struct ipv6hdr))), header[6],
 		  header[7] };
 
-	asm volatile("" : "+r"(rest)); /* so that the verifier sees its bounds */
+	asm volatile("" : "+r"(rest)); /* shows the bounds to the verifier */
 	if (rest >= REROUTE_HEADER - OWN)
 		return -1;
 	if (bpf_skb_store_bytes(skb, ETH + OWN, header + OWN, rest + 1, 0))
@@ -31,7 +31,7 @@ static __always_inline int write_outer(struct __sk_buff *skb, const struct rerou
 	return bpf_skb_store_bytes(skb, ETH, &own, sizeof(own), 0);
 }
 
-/* write_inline has the packet's own header go on with the routing header of a repair. */
+/* write_inline writes the packet's own IPv6 header, followed by the repair's routing header. */
 static __always_inline int write_inline(struct __sk_buff *skb, const struct reroute_repair *r,
 					const __u8 *own)
 {
@@ -49,17 +49,17 @@ static __always_inline int write_inline(struct __sk_buff *skb, const struct rero
 		return -1;
 	asm volatile("" : "+r"(rest));
 	if (rest >= REROUTE_HEADER - INLINE)
-		return 0; /* there is none: one segment and the packet's destination */
+		return 0; /* nothing left: one segment and the packet's destination */
 	return bpf_skb_store_bytes(skb, ETH + INLINE, r->header6 + INLINE, rest + 1, 0);
 }
 
-/* insert has an IPv6 packet visit the segments and then go where it was going. */
+/* insert makes an IPv6 packet visit the segments before its destination. */
 static __always_inline int insert(struct __sk_buff *skb, const struct reroute_repair *r,
 				  const struct packet *p, __u64 flags)
 {
 	__u8 own[sizeof(struct ipv6hdr)];
 
-	/* Options for every hop come first (RFC 8200, 4.1): nothing goes before them. */
+	/* Hop-by-hop options come first (RFC 8200 section 4.1): no header may precede them. */
 	if (bpf_skb_load_bytes(skb, ETH, own, sizeof(own)) || own[6] == NEXT_HOP)
 		return -1;
 	if (bpf_skb_adjust_room(skb, r->len6, BPF_ADJ_ROOM_NET, flags))
@@ -76,13 +76,15 @@ static __always_inline int encapsulate(struct __sk_buff *skb, const struct rerou
 
 	err = bpf_skb_adjust_room(skb, length, BPF_ADJ_ROOM_MAC,
 				  flags | BPF_F_ADJ_ROOM_ENCAP_L3_IPV6);
-	/* The kernel knows one level of tunnels; a packet of a single piece needs none of it. */
+	/*
+	 * The kernel supports one level of tunnels. A packet without GSO needs no tunnel metadata.
+	 */
 	if (err == -EALREADY && p->v6 && !gso)
 		err = bpf_skb_adjust_room(skb, length, BPF_ADJ_ROOM_MAC, 0);
 	return err ? err : write_outer(skb, r, p, first);
 }
 
-/* grow puts the headers of a repair before a packet, with stores of its own: they are cheap here. */
+/* grow prepends the headers of a repair with direct stores, which are cheap here. */
 static __always_inline int grow(struct __sk_buff *skb, const struct reroute_repair *r, __be32 first)
 {
 	__u32 rest = r->len6 - INLINE - 1;
@@ -94,7 +96,7 @@ static __always_inline int grow(struct __sk_buff *skb, const struct reroute_repa
 		return -1;
 	to = (void *)(long)skb->data + ETH;
 	end = (void *)(long)skb->data_end;
-	if (to + INLINE / 8 > end) /* the packet's own header is behind those of a repair */
+	if (to + INLINE / 8 > end) /* the packet's own header follows the repair's headers */
 		return -1;
 	for (int i = 0; i < 5; i++)
 		to[i] = from[i];

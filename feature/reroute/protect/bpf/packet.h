@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What has to be known of a packet before it is rerouted. */
+/* Parsing of a packet before it is rerouted. */
 #ifndef WEIR_PROTECT_PACKET_H
 #define WEIR_PROTECT_PACKET_H
 
@@ -18,18 +18,18 @@
 #define BFD_CONTROL    3784 /* RFC 5881 */
 #define BFD_ECHO       3785
 #define BFD_MICRO      6784   /* RFC 7130 */
-#define IP4_FRAGMENT   0x3fff /* of frag_off: more of them, or not the first */
+#define IP4_FRAGMENT   0x3fff /* of frag_off: more fragments follow, or not the first */
 #define MAX_EXTENSIONS 4
 
 struct packet {
-	__u32 addr[4];	 /* destination, network byte order; IPv4 as one of ::ffff:0:0/96 */
-	__u32 hash;	 /* of what tells flows apart but for their ports */
+	__u32 addr[4];	 /* destination, network byte order; IPv4 as ::ffff:0:0/96 */
+	__u32 hash;	 /* of the flow, without ports */
 	__be32 first;	 /* of an outer header: version, traffic class, flow label or 0 */
-	__u32 transport; /* where its header begins, from the IP header on */
+	__u32 transport; /* offset of the transport header from the IP header */
 	__u8 v6;
 	__u8 proto;
 	__u8 hops;
-	__u8 whole; /* no fragment: it has ports */
+	__u8 whole; /* no fragment, so the ports are present */
 };
 
 static __always_inline __u32 mixed(__u32 a, __u32 b)
@@ -51,7 +51,7 @@ static __always_inline void parse6(const struct ipv6hdr *ip, struct packet *p)
 	p->whole = ip->nexthdr != NEXT_FRAGMENT;
 }
 
-/* parse reads the IP header. 0: it is there. */
+/* parse reads the IP header. It returns 0 on success. */
 static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
@@ -84,7 +84,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
 	return 0;
 }
 
-/* of_link says that an address is of the link itself, or of many. */
+/* of_link reports whether an address is link-local, multicast or broadcast. */
 static __always_inline int of_link(const struct packet *p, __u32 word)
 {
 	__u32 host = bpf_ntohl(word);
@@ -95,8 +95,8 @@ static __always_inline int of_link(const struct packet *p, __u32 word)
 }
 
 /*
- * exempt says that a packet belongs to the link, and would be wrong elsewhere: neighbour discovery,
- * routing protocols that speak to all of the link, and BFD, which is to find that the link is down.
+ * exempt reports whether a packet must stay on the link. These are neighbour discovery, routing
+ * protocols with packets to the whole link, weir's probes, and BFD, which must notice the failure.
  */
 static __always_inline int exempt(struct __sk_buff *skb, const struct packet *p)
 {
@@ -117,7 +117,7 @@ static __always_inline int exempt(struct __sk_buff *skb, const struct packet *p)
 	       ports[1] == bpf_htons(BFD_MICRO);
 }
 
-/* labelled gives an outer header the flow label of a flow that has none (RFC 6437). */
+/* labelled computes the flow label of an outer header for a flow without one (RFC 6437). */
 static __always_inline __be32 labelled(const struct packet *p, __u32 ports)
 {
 	if (!p->whole || (p->proto != NEXT_TCP && p->proto != NEXT_UDP))
@@ -125,7 +125,10 @@ static __always_inline __be32 labelled(const struct packet *p, __u32 ports)
 	return p->first | bpf_htonl((mixed(mixed(p->hash, ports), p->proto) & 0xfffff) | 1);
 }
 
-/* label begins an outer header: the packet's traffic class, and its flow label if it has one. */
+/*
+ * label returns the first word of an outer header: the packet's traffic class, and its flow label
+ * if present.
+ */
 static __always_inline __be32 label(struct __sk_buff *skb, const struct packet *p)
 {
 	__u32 ports = 0;
@@ -136,8 +139,7 @@ static __always_inline __be32 label(struct __sk_buff *skb, const struct packet *
 	return labelled(p, ports);
 }
 
-/* settle_transport goes over extension headers: of a train of segments the length of one must be
- * known. */
+/* settle_transport skips extension headers, to find the transport header of a GSO train. */
 static __always_inline void settle_transport(struct __sk_buff *skb, struct packet *p)
 {
 	__u8 header[2];

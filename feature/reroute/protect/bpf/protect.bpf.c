@@ -1,11 +1,14 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * The data path of protection. reroute_egress stands at the egress of a protected device, behind
- * routing, hop limit and neighbour, and sees what the host itself sends as well. While the link may
- * be used it costs one load. While it may not, the packet gets the headers of its repair and goes out
- * of the backup. reroute_ingress does the same where packets come in, without the kernel's routing;
- * it is attached only while a link is down, and leaves to reroute_egress whatever is not plain.
+ * The data path of protection.
+ *
+ * reroute_egress runs at the egress of a protected device, after routing, hop limit and neighbour.
+ * It also sees this host's own packets. While the link may be used it costs one load. While it may
+ * not, the packet gets the headers of its repair and leaves by the backup.
+ *
+ * reroute_ingress does the same at ingress, before the kernel's routing. It is attached only while
+ * a link is down, and passes all but plain packets on to reroute_egress.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -60,10 +63,10 @@ struct {
 	__type(value, struct reroute_tally);
 } reroute_counts SEC(".maps");
 
-/* Destination → repair, of what the kernel would route to a protected link: see fast.go. */
+/* Destination → repair, for destinations routed to a protected link: see fast.go. */
 TABLE_MAPS(fast)
 
-/* CLOCK_MONOTONIC in ns until when the routes of that table are known to be the kernel's. */
+/* CLOCK_MONOTONIC in ns: until then the table's routes are the kernel's. */
 volatile __u64 fast_until;
 
 const struct reroute_repair *reroute_repair_type __attribute__((unused)); /* for bpf2go */
@@ -91,8 +94,9 @@ static __always_inline int is_down(__u32 slot)
 }
 
 /*
- * choose finds the first repair from id on whose backup may be used. *row becomes that of the path, also
- * where none is for the packet's protocol; *better is how many came before.
+ * choose returns the first usable repair in the chain from id on. *row is set to the path's row
+ * even without a repair for the packet's IP version. *better is the number of unusable repairs
+ * before it.
  */
 static __always_inline struct reroute_repair *choose(__u32 id, const struct packet *p, __u32 *row,
 						     int *better)
@@ -118,10 +122,10 @@ static __always_inline struct reroute_repair *choose(__u32 id, const struct pack
 }
 
 /*
- * slow gives a packet that does not fit to the helper namespace, whose kernel has a route of the
- * right MTU: it tells the sender, or cuts the packet and gives the parts back. They fit, or came
- * from there and are lost. back is how often the packet's hop limit is counted down before it comes
- * here again.
+ * slow sends a packet too big for the way to the helper namespace. The kernel there has a route
+ * with the right MTU. It tells the sender, or fragments the packet and sends the fragments back.
+ * Returning fragments fit; a returning packet too big is dropped. back is the number of times the
+ * hop limit is decremented before the packet is here again.
  */
 static __always_inline int slow(struct __sk_buff *skb, const struct packet *p, __u32 row,
 				__u32 device, __u8 back)
@@ -151,8 +155,8 @@ static __always_inline int slow(struct __sk_buff *skb, const struct packet *p, _
 }
 
 /*
- * segment is the length of a packet, or of the longest in a train of segments, at its IP header; in
- * the kernel's words skb_gso_network_seglen.
+ * segment returns the length of a packet, or of the longest segment of a GSO train, from its IP
+ * header on (skb_gso_network_seglen in the kernel).
  */
 static __always_inline __u32 segment(struct __sk_buff *skb, struct packet *p, __u32 gso)
 {
@@ -192,25 +196,25 @@ static __always_inline int go(struct __sk_buff *skb, const struct reroute_repair
 	struct reroute_tally *c = counts_of(r->row);
 	int err = 0;
 
-	asm volatile("" : "+r"(gso)); /* one load of the context, which the verifier insists on */
+	asm volatile("" : "+r"(gso)); /* one load of the context: the verifier requires it */
 	if (!c)
 		return TC_ACT_SHOT;
 	most = segment(skb, p, gso);
 	if (gso && most + grows > r->mtu && p->proto == NEXT_TCP && grows) {
-		/* TCP's segments are made smaller by the kernel, and nothing is lost. */
+		/* The kernel makes TCP's segments smaller, and nothing is lost. */
 		flags = 0;
 		most -= grows;
 		c->shrunk++;
 	}
 	if (most + grows > r->mtu)
 		return slow(skb, p, r->row, device, p->v6 ? 1 : 2);
-	if (len - ETH + grows > 65535) /* the length does not fit its field: in pieces it does */
+	if (len - ETH + grows > 65535) /* the length exceeds its field; fragments do not */
 		return slow(skb, p, r->row, device, 2);
 	if (grows && p->v6 && r->flags & REROUTE_INLINE)
 		err = insert(skb, r, p, flags);
 	else if (grows)
 		err = encapsulate(skb, r, p, flags, gso);
-	if (err && gso) /* trains of tunnels: in pieces they can grow */
+	if (err && gso) /* GSO trains of tunnels cannot grow; single packets can */
 		return slow(skb, p, r->row, device, 2);
 	if (err) {
 		c->odd++;
@@ -223,7 +227,7 @@ static __always_inline int go(struct __sk_buff *skb, const struct reroute_repair
 	return send(r);
 }
 
-/* shadowed says whether a path's first repair, and so all, only count. */
+/* shadowed reports whether a path only counts. All its repairs share the flag. */
 static __always_inline int shadowed(__u32 id)
 {
 	struct reroute_repair *r = bpf_map_lookup_elem(&reroute_repairs, &id);
@@ -231,7 +235,7 @@ static __always_inline int shadowed(__u32 id)
 	return r && r->flags & REROUTE_SHADOW;
 }
 
-/* rescue deals with a packet whose link may not be used. */
+/* rescue handles a packet of an unusable link. */
 static __noinline int rescue(struct __sk_buff *skb)
 {
 	__u32 slot = skb->ifindex & (REROUTE_LINKS - 1), id, row;
@@ -283,8 +287,8 @@ int reroute_egress(struct __sk_buff *skb)
 }
 
 /*
- * plain says that the kernel would do nothing with a packet but look up its route: the checks are
- * those of ip6_rcv_core and ip6_forward.
+ * plain reports whether the kernel would only look up the packet's route. The checks follow
+ * ip6_rcv_core and ip6_forward.
  */
 static __always_inline int plain(struct __sk_buff *skb, const struct ipv6hdr *ip)
 {
@@ -294,14 +298,14 @@ static __always_inline int plain(struct __sk_buff *skb, const struct ipv6hdr *ip
 	    ip->hop_limit <= 1)
 		return 0; /* 0: PACKET_HOST */
 	if (bpf_ntohs(ip->payload_len) + sizeof(*ip) + ETH != skb->len)
-		return 0; /* padded, cut off, or a jumbogram */
+		return 0; /* padded, truncated, or a jumbogram */
 	if (ip->nexthdr == NEXT_HOP || ip->hop_limit == GREATEST_HOPS)
 		return 0;
-	/* from the link itself, from many, from an IPv4 address or from none */
+	/* no multicast, link-local, IPv4-mapped or unspecified source */
 	return from >> 24 != 0xff && from >> 22 != 0xfe80 >> 6 && from != 0;
 }
 
-/* leave sends a packet to the repair's neighbour, whose link address is known already as a rule. */
+/* leave sends a packet to the repair's neighbour. Its link address is usually in the repair. */
 static __always_inline int leave(struct __sk_buff *skb, const struct reroute_repair *r)
 {
 	__u32 *to = (void *)(long)skb->data;
@@ -345,7 +349,7 @@ int reroute_ingress(struct __sk_buff *skb)
 	len = skb->len;
 	c = counts_of(r->row);
 	if (!c || len - ETH + r->len6 > r->mtu)
-		return NEXT; /* to the kernel, and then to reroute_egress */
+		return NEXT; /* the kernel routes it to reroute_egress */
 	first = p.first;
 	if (!(first & bpf_htonl(0xfffff)))
 		first = labelled(&p, (void *)(ip + 1) + 4 <= end ? *(__u32 *)(ip + 1) : 0);

@@ -1,10 +1,10 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * BFD (RFC 5880, 5881) in the kernel: bfd_tick sends what is due and finds out who is silent, at each tick of a tick source;
- * bfd_receive, at tcx ingress of the sessions' devices, takes what comes; bfd_leave, at their egress, drops what others send in
- * a session's place. User space says which sessions there are, and hears
- * of what becomes of them; they begin, go on and end without it.
+ * BFD (RFC 5880, 5881) in the kernel. At each tick of a tick source, bfd_tick sends due packets and
+ * detects silent peers. bfd_receive, at tcx ingress of the sessions' devices, handles arriving
+ * packets. bfd_leave, at their egress, drops packets forged by local users. User space configures
+ * the sessions and receives events. The sessions start, run and end without it.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -27,7 +27,7 @@
 #include "receive.h"
 #include "leave.h"
 
-/* So that the type is known to who reads the ring. */
+/* Exports the type for readers of the ring. */
 const struct bfd_event *bfd_event_type __attribute__((unused));
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

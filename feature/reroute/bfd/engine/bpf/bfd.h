@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * BFD sessions (RFC 5880, 5881) as the kernel runs them. Times are nanoseconds of CLOCK_MONOTONIC,
- * intervals microseconds as on the wire, unless said otherwise.
+ * BFD sessions (RFC 5880, 5881) in the kernel. Times are nanoseconds of CLOCK_MONOTONIC, intervals
+ * microseconds as on the wire, unless stated otherwise.
  */
 #ifndef WEIR_BFD_H
 #define WEIR_BFD_H
 
-#define BFD_SESSIONS  1024 /* of a network namespace */
+#define BFD_SESSIONS  1024 /* per network namespace */
 #define BFD_PORT      3784
 #define BFD_ECHO_PORT 3785
-#define BFD_HOPS      255 /* RFC 5881, 5: of what is sent, and of what is taken */
-#define BFD_ECHO_HOPS 254 /* of an echo that comes back: the neighbour has forwarded it */
-#define BFD_ECHO_RING 256 /* as many as a multiplier may be; a power of two */
-#define BFD_ECHO_UNIT 10  /* times of sending are in 2^10 ns */
+#define BFD_HOPS      255 /* hop limit, sent and required: RFC 5881 section 5 */
+#define BFD_ECHO_HOPS 254 /* hop limit of a returned echo, forwarded once by the neighbour */
+#define BFD_ECHO_RING 256 /* at least the largest multiplier; a power of two */
+#define BFD_ECHO_UNIT 10  /* send times are in units of 2^10 ns */
 #define BFD_HEAD      24
 #define BFD_AUTH      28
-#define BFD_SLOW      1000000 /* us between packets of a session that is not up: RFC 5880, 6.8.3 */
+#define BFD_SLOW      1000000 /* us between packets while not up: RFC 5880 section 6.8.3 */
 #define BFD_SECRET    20
 
 enum bfd_session_state {
@@ -33,7 +33,7 @@ enum bfd_diag {
 	BFD_ADMIN_DIAG = 7,
 };
 
-/* Whether a session has been up since either end last shut it down. */
+/* Whether a session has been up since the last shutdown of either end. */
 enum bfd_was_up {
 	BFD_NOT_YET_UP,
 	BFD_HAS_BEEN_UP,
@@ -52,7 +52,7 @@ enum bfd_was_up {
 /* A control packet with keyed SHA1, in network byte order. */
 struct bfd_packet {
 	__u8 vers_diag;
-	__u8 bits; /* state, and those above */
+	__u8 bits; /* state, and the flags above */
 	__u8 multiplier;
 	__u8 length;
 	__be32 mine;
@@ -68,11 +68,11 @@ struct bfd_packet {
 	__u8 digest[20];
 };
 
-/* What user space wants of a session; it alone writes this. */
+/* The configuration of a session. Only user space writes it. */
 struct bfd_setup {
-	__u32 generation; /* another one is a change; 0: there is no session */
+	__u32 generation; /* increases with each change; 0: no session */
 	__u32 ifindex;
-	__u32 link; /* whose word says that the session is not up: its device, 0 for none */
+	__u32 link; /* device of the link state to write, 0 for none */
 	__u32 mine; /* discriminator */
 	__u32 desired_tx;
 	__u32 required_rx;
@@ -84,30 +84,30 @@ struct bfd_setup {
 	__u8 key;
 	__u8 ipv6;
 	__be16 source_port;
-	__u8 secret[BFD_SECRET]; /* zeroes behind it */
-	__u32 local[4];		 /* IPv4: the first word alone, network byte order */
+	__u8 secret[BFD_SECRET]; /* zero-padded */
+	__u32 local[4];		 /* IPv4: in the first word, network byte order */
 	__u32 peer[4];
 };
 
-/* What a session is. The programs alone write this, under its lock. */
+/* The state of a session. Only programs write it, under its lock. */
 struct bfd_state {
 	struct bpf_spin_lock lock;
-	__u32 generation; /* of the setup that it goes by */
+	__u32 generation; /* of the adopted setup */
 	__u8 state;
 	__u8 diag;
 	__u8 poll;
 	__u8 poll_again;
-	__u8 final;	 /* the other end has polled and is to be answered */
-	__u8 auth_known; /* received of is right */
+	__u8 final;	 /* a poll needs an answer */
+	__u8 auth_known; /* received is valid */
 	__u8 was_up;	 /* enum bfd_was_up */
 	__u8 spare;
-	__u32 changes;	/* of its state, or of what the other end says of itself */
-	__u32 told;	/* of them user space has been told */
-	__u32 tx_floor; /* RFC 5880, 6.8.3: what applies until a poll sequence ends; 0: nothing */
+	__u32 changes;	/* of the state, or of the peer's values */
+	__u32 told;	/* changes reported to user space */
+	__u32 tx_floor; /* RFC 5880 section 6.8.3: interval until the poll sequence ends; 0: none */
 	__u32 rx_in_use;
-	__u32 said_tx; /* the intervals of the setup that it goes by */
+	__u32 said_tx; /* intervals of the adopted setup */
 	__u32 said_rx;
-	/* What the other end last said. */
+	/* The peer's last values. */
 	__u32 yours;
 	__u32 remote_tx;
 	__u32 remote_rx;
@@ -118,13 +118,13 @@ struct bfd_state {
 	__u8 remote_bits; /* BFD_DEMAND, BFD_INDEPENDENT */
 	__u32 sent_sequence;
 	__u32 received;
-	__be16 remote_port; /* from which the other end sends; 0: not known */
+	__be16 remote_port; /* the peer's source port; 0: unknown */
 	__u8 spare2[2];
 	__u64 since; /* in this state */
-	__u64 next;  /* to be sent; 0: at once */
-	__u64 heard; /* when the last packet came; 0: none yet */
-	__u64 wait; /* not taken for silent before: this host stood still; silent, when the sequence number is forgotten */
-	__u64 suspect; /* when its end was first put off for that; 0: it was not */
+	__u64 next;  /* time of the next packet; 0: at once */
+	__u64 heard; /* time of the last packet; 0: none yet */
+	__u64 wait; /* no verdict before, after a stall; without a peer: end of the sequence number's validity */
+	__u64 suspect; /* first delay of a verdict by stalls; 0: none */
 	__u64 ups;
 	__u64 downs;
 	__u64 in;
@@ -135,12 +135,15 @@ struct bfd_state {
 	__u64 malformed;
 };
 
-/* A session's echo function. User space writes it as a whole, with wanted alone; else programs do, under the session's lock. */
+/*
+ * The echo function of a session. User space writes the whole struct, with only wanted set;
+ * otherwise programs write it under the session's lock.
+ */
 struct bfd_echo {
-	__u32 wanted;	/* least us between packets; 0: none */
-	__u32 sequence; /* of the last that was sent */
-	__u32 back;	/* of the newest that came back */
-	__u32 failed;	/* as many as the multiplier did not come back, and none since */
+	__u32 wanted;	/* shortest us between packets; 0: none */
+	__u32 sequence; /* of the last packet sent */
+	__u32 back;	/* of the newest packet returned */
+	__u32 failed;	/* multiplier packets were lost, and none has returned since */
 	__u64 nonce;
 	__u64 next;
 	__u64 suspect;
@@ -148,9 +151,9 @@ struct bfd_echo {
 	__u32 rtt_dev;
 	__u64 sent;
 	__u64 returned;
-	__u64 refused; /* that claimed to be ours */
+	__u64 refused; /* packets with a wrong identification */
 	__u64 failures;
-	__u32 at[BFD_ECHO_RING]; /* when it was sent, by sequence */
+	__u32 at[BFD_ECHO_RING]; /* send time by sequence */
 };
 
 struct bfd_event {

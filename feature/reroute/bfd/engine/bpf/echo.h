@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * The echo function, RFC 5880, 6.4 and 6.8.9, and RFC 5881, 4: packets to this end's own address, handed
- * to the neighbour, whose forwarding brings them back. No process of the neighbour's takes part, so they
- * may go faster than its control packets, and they find out whether it forwards.
+ * The echo function, RFC 5880 sections 6.4 and 6.8.9, RFC 5881 section 4. Packets to this end's own
+ * address are sent to the neighbour, and its forwarding returns them. They need no process of the
+ * neighbour, so they can be faster than its control packets, and they test its forwarding.
  *
- * A session whose echo fails goes down (diagnostic 2). Control packets may bring it up again at once; the
- * link is not used before an echo has come back. Where none ever has, the neighbour does not loop packets
- * back whatever it says, and nothing is made of it.
+ * A session with a failed echo goes down (diagnostic 2). Control packets may bring it up at once,
+ * but the link is not used before an echo returns. If none ever returned, the neighbour does not
+ * loop packets back despite its announcement, and no verdict follows.
  */
 #ifndef WEIR_BFD_ECHO_H
 #define WEIR_BFD_ECHO_H
@@ -14,18 +14,21 @@
 #include "session.h"
 
 #define BFD_ECHO_MAGIC 0x77656972
-#define BFD_SETTLE     5000000ULL /* ns, at least */
+#define BFD_SETTLE     5000000ULL /* ns, minimum time to receive packets after a stall */
 
-/* What an echo packet holds is nobody else's business; this is as long as a control packet, in network byte order. */
+/*
+ * An echo packet. Its content is private to this end. It has the length of a control packet, in
+ * network byte order.
+ */
 struct bfd_echo_packet {
 	__be32 magic;
 	__be32 mine;
 	__be32 sequence;
 	__be32 spare;
-	__u64 nonce; /* that nobody can know who has not seen one */
+	__u64 nonce; /* secret from hosts unable to see packets */
 };
 
-/* bfd_echo_interval is how often to send, in us; 0: not at all. */
+/* bfd_echo_interval returns the transmit interval, in us; 0: no packets. */
 static __always_inline __u32 bfd_echo_interval(const struct bfd_state *s, const struct bfd_echo *e)
 {
 	if (!e->wanted || s->state != BFD_UP || s->remote_state != BFD_UP || !s->remote_echo_rx)
@@ -33,7 +36,9 @@ static __always_inline __u32 bfd_echo_interval(const struct bfd_state *s, const 
 	return bfd_max(e->wanted, s->remote_echo_rx);
 }
 
-/* bfd_echo_idle is while none is sent: what was on its way is not waited for. */
+/*
+ * bfd_echo_idle resets the function while no packets are sent: packets in flight are not awaited.
+ */
 static __always_inline void bfd_echo_idle(struct bfd_state *s, struct bfd_echo *e)
 {
 	e->back = e->sequence;
@@ -44,8 +49,9 @@ static __always_inline void bfd_echo_idle(struct bfd_state *s, struct bfd_echo *
 }
 
 /*
- * bfd_echo_judge is under the lock. It counts, as liveness does (liveness_judge_sender): a host that does not
- * run sends none and blames nobody. After a stall what came has a moment to be received.
+ * bfd_echo_judge detects lost echo packets by count, like liveness_judge_sender: a stalled host
+ * sends none and blames no link. After a stall, received packets get time to be handled. It runs
+ * under the lock.
  */
 static __always_inline void bfd_echo_judge(const struct bfd_setup *c, struct bfd_state *s,
 					   struct bfd_echo *e, __u64 now, __u64 stalled)
@@ -78,7 +84,7 @@ static __always_inline void bfd_echo_judge(const struct bfd_setup *c, struct bfd
 	bfd_echo_idle(s, e);
 }
 
-/* bfd_echo_due decides, under the lock, whether one is sent now. */
+/* bfd_echo_due decides whether an echo packet is sent now. It runs under the lock. */
 static __always_inline int bfd_echo_due(const struct bfd_setup *c, const struct bfd_state *s,
 					struct bfd_echo *e, __u64 now, __u32 random)
 {
@@ -97,7 +103,7 @@ static __always_inline int bfd_echo_due(const struct bfd_setup *c, const struct 
 	return 1;
 }
 
-/* bfd_echo_back takes, under the lock, one that has come back, if it is one of ours. */
+/* bfd_echo_back handles a returned packet if it is ours. It runs under the lock. */
 static __always_inline void bfd_echo_back(struct bfd_echo *e, const struct bfd_echo_packet *p,
 					  __u64 now)
 {
@@ -110,13 +116,13 @@ static __always_inline void bfd_echo_back(struct bfd_echo *e, const struct bfd_e
 	}
 	e->returned++;
 	if ((__s32)(sequence - e->back) <= 0)
-		return; /* one that others overtook, or one again */
+		return; /* overtaken by others, or a duplicate */
 	e->back = sequence;
 	e->suspect = 0;
 	e->failed = 0;
 	rtt = ((__u32)(now >> BFD_ECHO_UNIT) - e->at[sequence & (BFD_ECHO_RING - 1)])
 	      << BFD_ECHO_UNIT;
-	/* As liveness_timed of liveness: RFC 6298. */
+	/* RFC 6298, like liveness_timed. */
 	d = rtt > e->rtt ? rtt - e->rtt : e->rtt - rtt;
 	e->rtt_dev = e->rtt_dev - e->rtt_dev / 4 + d / 4;
 	e->rtt = e->rtt - e->rtt / 8 + rtt / 8;

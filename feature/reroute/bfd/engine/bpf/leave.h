@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What goes out in a session's place. */
+/* Egress: packets sent in a session's place. */
 #ifndef WEIR_BFD_LEAVE_H
 #define WEIR_BFD_LEAVE_H
 
 #include "receive.h"
 
 /*
- * bfd_leave drops control packets to a session's neighbor that local users send in its place: no socket holds the session's
- * source port, and the hop limit keeps out other hosts alone. Packets of sessions have the mark, which needs CAP_NET_ADMIN.
- * Root may send what it likes.
+ * bfd_leave drops control packets of local users to a session's neighbor. Without it they could
+ * speak for the session: no socket holds its source port, and the hop limit stops other hosts only.
+ * The sessions' packets have the mark, which needs CAP_NET_ADMIN. Root may send anything.
  */
 SEC("tc")
 int bfd_leave(struct __sk_buff *skb)

@@ -4,7 +4,7 @@
 
 #include "bfd.h"
 
-#define BFD_PASS -1 /* TC_ACT_UNSPEC, TCX_NEXT: it is none of ours */
+#define BFD_PASS -1 /* TC_ACT_UNSPEC, TCX_NEXT: a foreign packet */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -20,7 +20,7 @@ struct {
 	__type(value, struct bfd_state);
 } bfd_states SEC(".maps");
 
-/* Places of sessions: by our discriminator, and, of packets of those that do not know it yet, by where they come from. */
+/* Places of sessions, by our discriminator. Packets without it are looked up by their source. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, BFD_SESSIONS);
@@ -40,9 +40,9 @@ struct {
 	__type(value, __u32);
 } bfd_peers SEC(".maps");
 
-/* The neighbour's and our own address on the link, as last known. */
+/* Link addresses of the neighbour and of this end, as last known. */
 struct bfd_hop {
-	__u64 at; /* when it was looked up; 0: never */
+	__u64 at; /* time of the last lookup; 0: never */
 	__u8 addresses[12];
 	__u32 known;
 };
@@ -66,7 +66,7 @@ struct {
 	__uint(max_entries, 65536);
 } bfd_events SEC(".maps");
 
-/* Where packets are put together and read: softirqs of a CPU come one after the other. */
+/* Buffers for writing and reading packets. Softirqs of one CPU never overlap. */
 struct bfd_scratch {
 	__u8 frame[ETH_HLEN + 40 + 8 + BFD_HEAD + BFD_AUTH + 2];
 	struct bfd_packet packet;
@@ -79,12 +79,12 @@ struct bfd_scratch {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 2); /* of ticks, and of what is received: neither may be in the other's way */
+	__uint(max_entries, 2); /* one for ticks, one for received packets */
 	__type(key, __u32);
 	__type(value, struct bfd_scratch);
 } bfd_scratches SEC(".maps");
 
-/* Tests give the time. The verifier removes what a constant rules out, so it costs nothing else. */
+/* Tests set the time. Constant folding removes the branch in normal use. */
 const volatile __u32 bfd_clock_given = 0;
 __u64 bfd_given_clock = 0;
 
@@ -93,7 +93,10 @@ static __always_inline __u64 bfd_now(void)
 	return bfd_clock_given ? bfd_given_clock : bpf_ktime_get_ns();
 }
 
-/* bfd_digest is the digest of w->packet under a session's secret, in w->digest, in host byte order. */
+/*
+ * bfd_digest computes the digest of w->packet with a session's secret to w->digest, in host byte
+ * order.
+ */
 static __always_inline void bfd_digest(const struct bfd_setup *c, struct bfd_scratch *w)
 {
 	const __u32 *from = (const __u32 *)&w->packet;
@@ -112,7 +115,7 @@ static __always_inline void bfd_digest(const struct bfd_setup *c, struct bfd_scr
 	sha1_block(w->words, w->digest);
 }
 
-/* What is to be told of a session, gathered under its lock. */
+/* The values to report about a session, copied under its lock. */
 struct bfd_news {
 	__u32 changed;
 	__u8 state;
@@ -135,10 +138,10 @@ static __always_inline void bfd_gather(struct bfd_state *s, const struct bfd_ech
 }
 
 /*
- * bfd_tell has the link's word say what the session has found, and user space know of a change. A
- * session that never was up says nothing of its link; nor does one that either side has shut down,
- * until it has been up again: what ends on purpose has found nothing (RFC 5882, 3.2). One that is
- * up has not found its link good before its echo comes back, if that has failed.
+ * bfd_tell sets the link state from the session's verdict, and reports a change to user space.
+ * There is no verdict before the session was up. After a shutdown by either end there is none until
+ * it has been up again, because an intended end proves nothing (RFC 5882 section 3.2). After a
+ * failed echo, an up session's link stays bad until an echo returns.
  */
 static __always_inline void bfd_tell(const struct bfd_setup *c, const struct bfd_news *n,
 				     __u32 place, __u64 now)
@@ -157,7 +160,7 @@ static __always_inline void bfd_tell(const struct bfd_setup *c, const struct bfd
 		return;
 	e = bpf_ringbuf_reserve(&bfd_events, sizeof(*e), 0);
 	if (!e)
-		return; /* who reads it looks at all sessions now and then */
+		return; /* readers check all sessions regularly */
 	__builtin_memset(e, 0, sizeof(*e));
 	e->time = now;
 	e->session = place;

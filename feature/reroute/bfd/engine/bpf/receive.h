@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What comes in. */
+/* Ingress: received packets. */
 #ifndef WEIR_BFD_RECEIVE_H
 #define WEIR_BFD_RECEIVE_H
 
@@ -10,14 +10,14 @@
 struct bfd_arrival {
 	__u32 from[4];
 	__u32 to[4];
-	__u32 at; /* of the control packet in the frame */
+	__u32 at; /* offset of the control packet in the frame */
 	__u32 length;
-	__be16 port; /* that it comes from */
+	__be16 port; /* source port */
 	__u8 hops;
 	__u8 echo;
 };
 
-/* bfd_parse finds a control packet of one hop, or an echo; 0: it is neither. */
+/* bfd_parse finds a single-hop control packet or an echo packet. It returns 0 for others. */
 static __always_inline int bfd_parse(struct __sk_buff *skb, struct bfd_arrival *a)
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
@@ -58,7 +58,7 @@ static __always_inline int bfd_parse(struct __sk_buff *skb, struct bfd_arrival *
 	return 1;
 }
 
-/* bfd_valid makes the checks of RFC 5880, 6.8.6, before there is a session. */
+/* bfd_valid makes the sessionless checks of RFC 5880 section 6.8.6. */
 static __always_inline int bfd_valid(const struct bfd_packet *p, __u32 had)
 {
 	__u32 length = p->bits & BFD_HAS_AUTH ? BFD_HEAD + BFD_AUTH : BFD_HEAD;
@@ -72,7 +72,7 @@ static __always_inline int bfd_valid(const struct bfd_packet *p, __u32 had)
 	return (p->bits & (BFD_POLL | BFD_FINAL)) != (BFD_POLL | BFD_FINAL);
 }
 
-/* bfd_authentic checks the digest; the sequence number is looked at under the lock. */
+/* bfd_authentic checks the digest. The sequence number is checked under the lock. */
 static __always_inline int bfd_authentic(const struct bfd_setup *c, struct bfd_scratch *w)
 {
 	int i, wrong = 0;
@@ -89,7 +89,7 @@ static __always_inline int bfd_authentic(const struct bfd_setup *c, struct bfd_s
 	return !wrong;
 }
 
-/* bfd_recent says, under the lock, whether a packet's sequence number may be (6.7.4). */
+/* bfd_recent checks a packet's sequence number (section 6.7.4). It runs under the lock. */
 static __always_inline int bfd_recent(const struct bfd_setup *c, struct bfd_state *s,
 				      const struct bfd_packet *p, __u64 now)
 {
@@ -98,7 +98,7 @@ static __always_inline int bfd_recent(const struct bfd_setup *c, struct bfd_stat
 	if (!c->auth)
 		return 1;
 	if (!s->yours && (__s64)(now - s->wait) >= 0)
-		s->auth_known = 0; /* 6.8.1: nothing for twice the detection time */
+		s->auth_known = 0; /* section 6.8.1: nothing for twice the detection time */
 	ahead = sequence - s->received;
 	if (s->auth_known &&
 	    (ahead > 3u * p->multiplier || (!ahead && c->auth == BFD_METICULOUS_SHA1)))
@@ -125,7 +125,7 @@ static __always_inline int bfd_same(const __u32 *a, const __u32 *b)
 	return a[0] == b[0] && a[1] == b[1] && a[2] == b[2] && a[3] == b[3];
 }
 
-/* bfd_echoed takes an echo of ours that has come back. Those of neighbours, to their own addresses, the kernel forwards. */
+/* bfd_echoed handles a returned echo packet of ours. The kernel forwards the neighbours' own. */
 static __always_inline int bfd_echoed(struct __sk_buff *skb, const struct bfd_arrival *a)
 {
 	struct bfd_echo_packet p;
@@ -188,7 +188,7 @@ int bfd_receive(struct __sk_buff *skb)
 		return BFD_PASS;
 	place = bfd_place(skb, &a, &w->packet);
 	if (!place)
-		return BFD_PASS; /* another BFD of this host may know it */
+		return BFD_PASS; /* another BFD daemon of this host may own it */
 	c = bpf_map_lookup_elem(&bfd_setups, place);
 	s = bpf_map_lookup_elem(&bfd_states, place);
 	e = bpf_map_lookup_elem(&bfd_echoes, place);

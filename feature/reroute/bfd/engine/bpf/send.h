@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What a tick does for each session. */
+/* The work of a tick for each session. */
 #ifndef WEIR_BFD_SEND_H
 #define WEIR_BFD_SEND_H
 
@@ -7,19 +7,20 @@
 #include "session.h"
 #include "echo.h"
 
-#define BFD_HOP_FRESH 1000000000ULL /* ns for which an address on the link is not looked up anew */
+#define BFD_HOP_FRESH 1000000000ULL /* ns between two lookups of a link address */
 
 /*
- * bfd_due decides, under the lock, whether a session sends now, and what. Between two packets are 75 to
- * 100 % of the interval by chance, or 90 with a multiplier of 1: RFC 5880, 6.8.7. tick is how long after
- * it was due, in ns, a packet may have to wait; with much of that, little is left to chance.
+ * bfd_due decides whether a session sends now, and writes the packet. It runs under the lock. Gaps
+ * are a random 75 to 100 % of the interval, or up to 90 % with a multiplier of 1: RFC 5880 section
+ * 6.8.7. tick is the longest delay of a due packet, in ns. A long tick leaves less room for
+ * randomness.
  */
 static __always_inline __u32 bfd_due(const struct bfd_setup *c, struct bfd_state *s,
 				     struct bfd_packet *p, __u64 now, __u32 random, __u64 tick)
 {
 	__u64 every = bfd_interval(c, s) * BFD_US, least = every / 4 * 3, most = every;
 
-	if (s->final) /* answered whatever the interval */
+	if (s->final) /* answered regardless of the interval */
 		return bfd_say(c, s, p);
 	if (!every || (__s64)(now - s->next) < 0)
 		return 0;
@@ -32,9 +33,10 @@ static __always_inline __u32 bfd_due(const struct bfd_setup *c, struct bfd_state
 }
 
 /*
- * bfd_judge is under the lock. stalled is when a CPU of this host was last seen not to run: what came may wait there to be
- * received, so the other end has a bit more time: an interval each time, and in all its detection time once more or
- * BFD_PATIENCE (that of liveness), whichever is longer. A host that stands still again and again cannot keep what is dead up.
+ * bfd_judge detects a silent peer. It runs under the lock. stalled is the time a CPU of this host
+ * was last seen stalled; packets may wait there. Then the peer gets one more interval at a time, in
+ * total at most its detection time or BFD_PATIENCE (as in liveness), whichever is longer. So
+ * repeated stalls cannot keep a dead session up.
  */
 static __always_inline void bfd_judge(const struct bfd_setup *c, struct bfd_state *s, __u64 now,
 				      __u64 stalled)
@@ -52,7 +54,10 @@ static __always_inline void bfd_judge(const struct bfd_setup *c, struct bfd_stat
 	bfd_expire(c, s, now);
 }
 
-/* bfd_find_hop keeps the neighbour's address on the link. One that was known stays until there is another. */
+/*
+ * bfd_find_hop looks up the neighbour's link address. A known address stays until there is a new
+ * one.
+ */
 static __always_inline int bfd_find_hop(struct __sk_buff *skb, const struct bfd_setup *c,
 					struct bfd_hop *h, struct bfd_scratch *w, __u64 now)
 {
@@ -93,7 +98,7 @@ static __always_inline __u16 bfd_fold(__s64 sum)
 	return ~s;
 }
 
-/* bfd_frame puts headers before the packet. Returned is the frame's length. */
+/* bfd_frame writes the headers before the packet. It returns the frame's length. */
 static __always_inline __u32 bfd_frame(const struct bfd_setup *c, const struct bfd_hop *h,
 				       struct bfd_scratch *w, __u32 length, int echo)
 {
@@ -157,7 +162,9 @@ static __always_inline __u32 bfd_frame(const struct bfd_setup *c, const struct b
 	return at + sizeof(*udp) + length;
 }
 
-/* bfd_emit sends what w->packet holds: a control packet of a length, or with length 0 an echo. */
+/*
+ * bfd_emit sends w->packet: a control packet of the given length, or an echo packet if length is 0.
+ */
 static __noinline int bfd_emit(struct __sk_buff *skb, const struct bfd_setup *c,
 			       const struct bfd_hop *h, struct bfd_scratch *w, __u32 length)
 {
@@ -171,12 +178,15 @@ static __noinline int bfd_emit(struct __sk_buff *skb, const struct bfd_setup *c,
 	if (bpf_skb_store_bytes(skb, 0, w->frame, length, 0))
 		return 0;
 	skb->mark = REROUTE_MARK;
-	skb->priority = TC_PRIO_CONTROL; /* a full link is not to take the session down */
+	skb->priority = TC_PRIO_CONTROL; /* a full link must not take the session down */
 	bpf_clone_redirect(skb, c->ifindex, 0);
 	return 0;
 }
 
-/* bfd_step is a session's part of a tick. skb is the tick's packet, of which what is sent is a copy. */
+/*
+ * bfd_step does a session's part of a tick. skb is the tick's packet; sent packets are copies of
+ * it.
+ */
 static __always_inline void bfd_step(struct __sk_buff *skb, __u32 place, struct bfd_scratch *w,
 				     __u64 now, __u64 stalled, __u64 tick)
 {

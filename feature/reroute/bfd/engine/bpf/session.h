@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * The state machine of a session, RFC 5880, 6.8. feature/reroute/bfd/session.go is the same in Go,
- * and a test has both do the same. All of it runs under the session's lock, so it calls no helper.
+ * The state machine of a session, RFC 5880 section 6.8. feature/reroute/bfd/bfdtest/session.go is a
+ * model in Go, and a test compares both. All code runs under the session's lock, so it calls no
+ * helper.
  */
 #ifndef WEIR_BFD_SESSION_H
 #define WEIR_BFD_SESSION_H
@@ -9,26 +10,26 @@
 #include "bfd.h"
 
 #define BFD_US	     1000ULL
-#define BFD_LATE     1500000ULL	  /* ns that a tick may be late before its CPU counts as stalled */
-#define BFD_PATIENCE 500000000ULL /* ns for which stalls put an end off */
+#define BFD_LATE     1500000ULL	  /* ns; a later tick means a stalled CPU */
+#define BFD_PATIENCE 500000000ULL /* ns, longest delay of a verdict by stalls */
 
-/* How long a silent neighbor's port and discriminator are held: bfd_other. */
+/* Protection of a silent neighbor's port and discriminator: bfd_other. */
 #define BFD_HOLD_PACKETS 3
-#define BFD_HOLD_DOWN	 3000000000ULL	/* ns, of a session that is not up */
-#define BFD_HOLD_UP	 60000000000ULL /* ns, of one that is */
+#define BFD_HOLD_DOWN	 3000000000ULL	/* ns, for a session that is not up */
+#define BFD_HOLD_UP	 60000000000ULL /* ns, for a session that is up */
 
 static __always_inline __u32 bfd_max(__u32 a, __u32 b)
 {
 	return a > b ? a : b;
 }
 
-/* bfd_desired is what this end says that it would like to send at, in us. */
+/* bfd_desired returns the announced transmit interval, in us. */
 static __always_inline __u32 bfd_desired(const struct bfd_setup *c, const struct bfd_state *s)
 {
 	return s->state == BFD_UP ? c->desired_tx : bfd_max(c->desired_tx, BFD_SLOW);
 }
 
-/* bfd_interval is how often to send, in us; 0: not at all (6.8.7). */
+/* bfd_interval returns the actual transmit interval, in us; 0: no packets (section 6.8.7). */
 static __always_inline __u32 bfd_interval(const struct bfd_setup *c, const struct bfd_state *s)
 {
 	__u32 tx = bfd_desired(c, s);
@@ -44,8 +45,9 @@ static __always_inline __u32 bfd_interval(const struct bfd_setup *c, const struc
 }
 
 /*
- * bfd_lifetime is how long nothing may come, in ns; 0: nothing is expected (6.8.4). Then the session goes
- * down, if it is to have been up, and in any state forgets what the other end has said (6.8.1).
+ * bfd_lifetime returns the longest accepted silence, in ns; 0: no packets are expected (section
+ * 6.8.4). After it, a session in Init or Up goes down, and any session forgets the peer's values
+ * (section 6.8.1).
  */
 static __always_inline __u64 bfd_lifetime(const struct bfd_state *s)
 {
@@ -55,9 +57,9 @@ static __always_inline __u64 bfd_lifetime(const struct bfd_state *s)
 }
 
 /*
- * bfd_forget is at the beginning, and when nothing has come for the lifetime. The sequence number of the last packet is
- * remembered for as long again (bfd_recent): the lifetime is that of the packets which came, and not the
- * slow one of a neighbour that begins anew.
+ * bfd_forget resets the peer's values, at the start and after a silent lifetime. The sequence
+ * number stays valid for a second lifetime (bfd_recent). The lifetime is computed from the received
+ * packets, not from the slow interval of a restarted neighbour.
  */
 static __always_inline void bfd_forget(struct bfd_state *s)
 {
@@ -104,7 +106,7 @@ static __always_inline void bfd_down(const struct bfd_setup *c, struct bfd_state
 static __always_inline void bfd_start_poll(struct bfd_state *s, __u32 tx_before)
 {
 	s->next = 0;
-	if (s->poll) { /* its answer may be about what was said before */
+	if (s->poll) { /* the answer may be to the earlier values */
 		s->poll_again = 1;
 		if (!s->tx_floor || tx_before < s->tx_floor)
 			s->tx_floor = tx_before;
@@ -116,7 +118,7 @@ static __always_inline void bfd_start_poll(struct bfd_state *s, __u32 tx_before)
 
 static __always_inline void bfd_end_poll(const struct bfd_setup *c, struct bfd_state *s)
 {
-	if (s->poll_again) { /* what applies goes on to */
+	if (s->poll_again) { /* poll once more for the later change */
 		s->poll_again = 0;
 		return;
 	}
@@ -125,7 +127,7 @@ static __always_inline void bfd_end_poll(const struct bfd_setup *c, struct bfd_s
 	s->rx_in_use = c->required_rx;
 }
 
-/* bfd_adopt has a session go by what user space wants now. */
+/* bfd_adopt applies a new setup to the session. */
 static __always_inline void bfd_adopt(const struct bfd_setup *c, struct bfd_state *s, __u64 now)
 {
 	int first = !s->generation;
@@ -158,8 +160,9 @@ static __always_inline void bfd_adopt(const struct bfd_setup *c, struct bfd_stat
 }
 
 /*
- * bfd_expire is when nothing has come for the lifetime. A neighbour that has begun anew takes no packet
- * that names the discriminator of the one before, and a passive one would never say which it has now.
+ * bfd_expire handles a silent lifetime. A restarted neighbour rejects packets with its
+ * predecessor's discriminator. A passive one would never send its own, so the old discriminator is
+ * forgotten.
  */
 static __always_inline void bfd_expire(const struct bfd_setup *c, struct bfd_state *s, __u64 now)
 {
@@ -176,11 +179,12 @@ static __always_inline void bfd_expire(const struct bfd_setup *c, struct bfd_sta
 }
 
 /*
- * bfd_other says that a packet is not from the end that this session talks to. A neighbor sends from one port
- * (RFC 5881, 4), which is its process's alone: other users of its host have other ports. Neither its port nor its discriminator
- * changes unless it begins anew. A new one is taken when the old one was silent for the lifetime (bfd_forget). A session that is
- * not up waits for BFD_HOLD_PACKETS of the old one, since its lifetime is long where the multiplier is high. Both waits are bounded:
- * a stranger may have said the intervals. A key says better who sends.
+ * bfd_other reports whether a packet is from another sender than the session's peer. A neighbor
+ * sends from one port (RFC 5881 section 4) owned by its process; other users of its host have other
+ * ports. Port and discriminator change only when it restarts. New ones are accepted after a silent
+ * lifetime (bfd_forget). A session that is not up waits for BFD_HOLD_PACKETS missing packets
+ * instead, because a high multiplier makes its lifetime long. Both waits are bounded, because an
+ * unknown source may have chosen the intervals. A key identifies the sender better.
  */
 static __always_inline int bfd_other(const struct bfd_setup *c, const struct bfd_state *s,
 				     const struct bfd_packet *p, __be16 port, __u64 now)
@@ -201,14 +205,14 @@ static __always_inline int bfd_other(const struct bfd_setup *c, const struct bfd
 	return (__s64)(now - s->heard) <= (__s64)limit;
 }
 
-/* bfd_take is a packet for this session in which nothing is wrong (6.8.6). */
+/* bfd_take handles a valid packet of the session's peer (section 6.8.6). */
 static __always_inline void bfd_take(const struct bfd_setup *c, struct bfd_state *s,
 				     const struct bfd_packet *p, __be16 port, __u64 now)
 {
 	__u32 before = bfd_interval(c, s), after;
 	__u8 state = p->bits >> 6;
 
-	/* Of intervals and flags user space is told when something has changed. */
+	/* Intervals and flags are reported only after a change. */
 	if (s->yours != bpf_ntohl(p->mine) || s->remote_multiplier != p->multiplier ||
 	    s->remote_tx != bpf_ntohl(p->desired_tx) || s->remote_rx != bpf_ntohl(p->required_rx) ||
 	    s->remote_echo_rx != bpf_ntohl(p->echo_rx) || s->remote_state != state)
@@ -216,7 +220,7 @@ static __always_inline void bfd_take(const struct bfd_setup *c, struct bfd_state
 	s->remote_state = state;
 	s->remote_diag = p->vers_diag & 31;
 	if (!s->yours)
-		s->wait = 0; /* of bfd_forget */
+		s->wait = 0; /* set by bfd_forget */
 	s->yours = bpf_ntohl(p->mine);
 	s->remote_port = port;
 	s->remote_multiplier = p->multiplier;
@@ -230,11 +234,11 @@ static __always_inline void bfd_take(const struct bfd_setup *c, struct bfd_state
 		bfd_end_poll(c, s);
 	after = bfd_interval(c, s);
 	if (after && (!before || after < before))
-		s->next = 0; /* 6.8.3: what was to be sent later, or never, is due or soon */
+		s->next = 0; /* section 6.8.3: a packet scheduled later, or never, is due */
 	if (s->state == BFD_ADMIN_DOWN)
 		return;
 	if (p->bits & BFD_POLL)
-		s->final = 1; /* in between: what is sent once an interval stays as it was */
+		s->final = 1; /* an extra packet: the regular schedule is unchanged */
 	if (state == BFD_ADMIN_DOWN) {
 		s->was_up = BFD_NOT_YET_UP;
 		if (s->state != BFD_DOWN)
@@ -245,13 +249,13 @@ static __always_inline void bfd_take(const struct bfd_setup *c, struct bfd_state
 		   (s->state == BFD_INIT && state >= BFD_INIT)) {
 		bfd_enter(s, BFD_UP, now);
 		s->diag = BFD_NO_DIAG;
-		bfd_start_poll(s, BFD_SLOW); /* it has sent slowly until here */
+		bfd_start_poll(s, BFD_SLOW); /* it was sending slowly before */
 	} else if (s->state == BFD_UP && state == BFD_DOWN) {
 		bfd_down(c, s, BFD_DOWN, BFD_NEIGHBOUR_DOWN, now);
 	}
 }
 
-/* bfd_say writes what is to be sent, without its digest. Returned is its length. */
+/* bfd_say writes the next packet without its digest. It returns the length. */
 static __always_inline __u32 bfd_say(const struct bfd_setup *c, struct bfd_state *s,
 				     struct bfd_packet *p)
 {

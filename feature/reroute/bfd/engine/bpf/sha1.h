@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * SHA-1 (FIPS 180-4) of an authenticated control packet: 52 bytes, so that it and the padding are one
- * block of 64.
+ * SHA-1 (FIPS 180-4) of an authenticated control packet. Its 52 bytes and the padding are one block
+ * of 64.
  */
 #ifndef WEIR_BFD_SHA1_H
 #define WEIR_BFD_SHA1_H
@@ -12,8 +12,8 @@
 #define SHA1_ROTATE(x, n) ((x) << (n) | (x) >> (32 - (n)))
 
 /*
- * sha1_block hashes w, whose words are in host byte order and which it overwrites, to digest. Unrolled
- * it would fill the stack.
+ * sha1_block hashes w to digest and overwrites w. Words are in host byte order. The loop stays
+ * rolled, because unrolled code overflows the stack.
  */
 static __noinline int sha1_block(__u32 *w, __u32 *digest)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * The ticks are those of liveness's tick source (feature/reroute/liveness): bfd_tick is before liveness_tick at the same devices, and
- * leaves the packet as it was.
+ * The ticks come from liveness' tick source (feature/reroute/liveness). bfd_tick runs before
+ * liveness_tick at the same devices, and leaves the packet unchanged.
  */
 #ifndef WEIR_BFD_TICK_H
 #define WEIR_BFD_TICK_H
@@ -11,9 +11,9 @@
 #define BFD_LOOPS 16
 
 struct bfd_clockwork {
-	__u32 sessions; /* one more than the highest place that is taken */
-	__u32 tick;	/* us between ticks, at most; 0: not known */
-	__u64 beat; /* when it last ticked: who holds the links of bfdd's sessions may have ended */
+	__u32 sessions; /* one more than the highest place in use */
+	__u32 tick;	/* longest us between ticks; 0: unknown */
+	__u64 beat; /* time of the last tick: the process holding the links of bfdd's sessions may have ended */
 };
 
 struct {
@@ -23,7 +23,10 @@ struct {
 	__type(value, struct bfd_clockwork);
 } bfd_clock SEC(".maps");
 
-/* When a CPU that has a loop was last seen not to run; liveness writes it: its struct liveness_common. */
+/*
+ * Time a CPU with a loop was last seen stalled: liveness' struct liveness_common. Liveness writes
+ * it.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -48,9 +51,9 @@ static long bfd_visit(__u32 place, struct bfd_round *r)
 }
 
 /*
- * bfd_stalled says when a CPU of this host was last seen not to run. Liveness looks after the other loops, but its tick
- * comes after this one: a host of which no CPU ran finds out here, or the first tick would take its own
- * silence for the neighbor's.
+ * bfd_stalled returns the time a CPU of this host was last seen stalled. Liveness checks the other
+ * loops, but its tick comes after this one. After a stall of all CPUs the first tick would take its
+ * own silence for the neighbor's, so this checks it too.
  */
 static __always_inline __u64 bfd_stalled(const struct bfd_clockwork *m, __u64 *stalled, __u64 now)
 {
