@@ -67,7 +67,7 @@ func sinkMain(addr, file string) error {
 	if err != nil {
 		return err
 	}
-	// This equals weir's value for members of a service: the sockets must not differ.
+	// The size equals weir's for members of a service, because the sockets must not differ.
 	if err := unix.SetsockoptInt(udp, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer); err != nil {
 		return err
 	}

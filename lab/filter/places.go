@@ -38,8 +38,8 @@ func inStack(p *packet) bool { return p.stack }
 
 func (p *packet) goesTo(t target) bool { return p.to == t }
 
-// locations returns all locations, two of XDP and two of sockets. Linux runs hooks before routing first, on
-// unassembled fragments.
+// locations returns all locations, two of XDP and two of sockets. Hooks before routing run first in Linux,
+// and see fragments before reassembly.
 func locations() []*location {
 	return []*location{
 		{name: "xdp", hook: compile.XDP, takes: all, sees: (*packet).link, attach: links(func(w *world) []kernel.Attachment {

@@ -61,7 +61,7 @@ func runCrash(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	if e.Size == lab.Full {
 		bounds = explore.Thorough
 	}
-	e.Watch.Log("going through the model's states")
+	e.Watch.Log("exploring the states of the model")
 	model, err := explore.Run(ctx, bounds)
 	if err != nil {
 		return err
@@ -140,8 +140,8 @@ func (x *crashes) parked(ctx context.Context) error {
 	return nil
 }
 
-// all kills at every step. A victim is a server's agent, for a moment or for long, alone, with the rest of
-// its server, or with the other server's agent. The load balancer's agent is one, too.
+// all kills at every step. A victim is the load balancer's agent or a server's agent. The latter is killed
+// for a moment or for long, alone, with the rest of its server, or with the other server's agent.
 func (x *crashes) all(ctx context.Context) error {
 	for side, steps := range [][]string{backend.Steps.Leaving, backend.Steps.Arriving} {
 		for _, step := range steps {

@@ -24,8 +24,8 @@ import (
 	"github.com/weir-project/weir/lab/routers"
 )
 
-// captures is outside the repository on its authors' machines. The files are too large for it, and not
-// theirs.
+// captures is a directory beside the repository, on the authors' machines. Its files are too large for the
+// repository and belong to others.
 const captures = "../../../shared/data/captures"
 
 // copies is the default number of routers for each captured one.

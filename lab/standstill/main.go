@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command standstill runs a command on a host with repeated stalls. All CPUs stall in the same moments,
-// like in a virtual machine on a loaded host. It detects in minutes tests with short timeouts, and protocols
-// with limits valid only on a host without stalls (make hammer).
+// like in a virtual machine on a loaded host. Within minutes it finds tests with short timeouts, and
+// protocols with limits valid only on a host without stalls (make hammer).
 //
 //	standstill [--busy 900ms] [--pause 150ms] [--seed 1] COMMAND…
 package main

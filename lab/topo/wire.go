@@ -73,8 +73,8 @@ func napiThread(name string) (int, bool) {
 	return 0, false
 }
 
-// writeSysfs writes to a file of a sysfs for the thread's network namespace. The sysfs at /sys belongs to
-// the namespace of its mount. This one is not mounted anywhere.
+// writeSysfs writes to a file of a sysfs for the thread's network namespace. The sysfs at /sys shows the
+// interfaces of the mounting namespace. This one is not mounted anywhere.
 func writeSysfs(path, value string) error {
 	fs, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
