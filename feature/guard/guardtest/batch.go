@@ -16,16 +16,17 @@ import (
 
 const batchSize = 4096
 
-// batch decides many packets in one run: the guard's own code and a simulation's state, without the hook's program.
+// batch decides many packets in one run, by the guard's own code and a simulation's state, without
+// the hook's program.
 type batch struct {
 	c       *kernel.Collection
 	memory  *ebpf.Memory
 	entries []bpf.BatchGuardEntry
-	empty   bpf.BatchGuardEntry // where all go
+	empty   bpf.BatchGuardEntry // template with the common destination
 	ipv6    bool
 }
 
-// newBatch makes one over the maps of a simulation.
+// newBatch creates a batch using the maps of a simulation.
 func newBatch(maps map[string]*ebpf.Map, to netip.AddrPort) (*batch, error) {
 	spec, err := bpf.LoadBatch()
 	if err != nil {
@@ -56,13 +57,13 @@ func newBatch(maps map[string]*ebpf.Map, to netip.AddrPort) (*batch, error) {
 	return b, nil
 }
 
-// swapped is a port in network byte order, as a program loads it from a packet.
+// swapped returns a port in network byte order, as loaded by a program from a packet.
 func swapped(port uint16) (out uint16) {
 	*(*[2]byte)(unsafe.Pointer(&out)) = [2]byte{byte(port >> 8), byte(port)}
 	return out
 }
 
-// decide decides at most batchSize packets; frame is any that a program can be run over.
+// decide decides at most batchSize packets. frame is any valid input of a test run.
 func (b *batch) decide(packets []scenario.Packet, verdicts []bool, frame []byte) error {
 	entries := b.entries[:len(packets)]
 	for i := range packets {

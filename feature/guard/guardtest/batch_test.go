@@ -15,8 +15,8 @@ import (
 	"github.com/weir-project/weir/feature/guard/scenario"
 )
 
-// TestBatchIsProgram gives the same packets to a guard whose program is run for each and to one that decides many in a
-// run, and to one that does either in turn: no verdict differs.
+// TestBatchIsProgram compares a run for each packet, runs of many packets, and both in turn: all
+// verdicts are equal.
 func TestBatchIsProgram(t *testing.T) {
 	need(t)
 	if err := needBatch(); errors.Is(err, ebpf.ErrNotSupported) {
@@ -40,7 +40,7 @@ func TestBatchIsProgram(t *testing.T) {
 			if n == 0 {
 				break
 			}
-			if turn%3 == 2 { // by the program, on what batches left
+			if turn%3 == 2 { // by the program, continuing from the batches' state
 				for i := range n {
 					if verdicts[i], err = whole.Passes(packets[i].At, whole.Frame(&packets[i])); err != nil {
 						t.Fatal(err)
@@ -72,7 +72,7 @@ func TestBatchIsProgram(t *testing.T) {
 	}
 }
 
-// needBatch tells whether this kernel can decide many packets in one run.
+// needBatch returns an error if this kernel cannot decide many packets in one run.
 func needBatch() error {
 	err := features.HaveProgramHelper(ebpf.SocketFilter, asm.FnLoop)
 	if errors.Is(err, ebpf.ErrNotSupported) {

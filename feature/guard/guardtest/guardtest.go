@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package guardtest runs the scenarios against the product's own programs, with the scenario's clock. Tests and the lab
-// share it.
+// Package guardtest runs scenarios against the product's own programs, with the scenario's clock.
+// Tests and the lab use it.
 package guardtest
 
 import (
@@ -16,23 +16,23 @@ import (
 	"github.com/weir-project/weir/feature/guard/scenario"
 )
 
-// Options choose what decides.
+// Options configure a guard.
 type Options struct {
 	Limit uint64 // packets per second
 	IPv6  bool
 	Hook  guard.Hook
-	Seed  uint64 // of the guard's own secret; 0: drawn
+	Seed  uint64 // the guard's secret; 0: random
 
-	RealClock bool // the kernel's, and not the packets'
-	// Batch has Decide decide many packets in one run, several times as fast: the guard's code over the same state, but
-	// not the hook's program, which Passes runs all the same.
+	RealClock bool // use the kernel's clock instead of the packets' times
+	// Batch makes Decide decide many packets in one run, several times as fast. It runs the guard's
+	// code with the same state, but not the hook's program. Passes still runs the program.
 	Batch bool
 }
 
-// Guard decides a scenario's packets.
+// Guard decides the packets of a scenario.
 type Guard struct {
 	*guard.Simulation
-	batch   *batch // nil: a run for each packet
+	batch   *batch // nil: one run for each packet
 	frame   []byte
 	source  int // offsets in frame
 	port    int
@@ -40,13 +40,13 @@ type Guard struct {
 	ipv6    bool
 }
 
-// Where the packets go.
+// Destinations of the packets.
 var (
 	to4 = netip.MustParseAddrPort("10.77.0.2:443")
 	to6 = netip.MustParseAddrPort("[fd00::2]:443")
 )
 
-// New makes a guard.
+// New creates a guard.
 func New(o Options) (*Guard, error) {
 	to := to4
 	if o.IPv6 {
@@ -73,7 +73,7 @@ func New(o Options) (*Guard, error) {
 	return g, nil
 }
 
-// BatchProgram is what Decide runs; nil without Options.Batch.
+// BatchProgram returns the program run by Decide; nil without Options.Batch.
 func (g *Guard) BatchProgram() *ebpf.Program {
 	if g.batch == nil {
 		return nil
@@ -81,7 +81,7 @@ func (g *Guard) BatchProgram() *ebpf.Program {
 	return g.batch.c.Programs[bpf.BatchProgGuardBatch]
 }
 
-// Close ends it.
+// Close releases the guard.
 func (g *Guard) Close() {
 	if g.batch != nil {
 		g.batch.c.Close()
@@ -89,7 +89,7 @@ func (g *Guard) Close() {
 	g.Simulation.Close()
 }
 
-// frame is a datagram of four bytes without its source.
+// frame returns a datagram with four bytes of payload, without its source.
 func frame(to netip.AddrPort) []byte {
 	udp := func(b []byte) {
 		binary.BigEndian.PutUint16(b[2:], to.Port())
@@ -112,7 +112,7 @@ func frame(to netip.AddrPort) []byte {
 	return b
 }
 
-// Frame is the datagram as it is given to the program, valid until the next call.
+// Frame returns the datagram as input of the program, valid until the next call.
 func (g *Guard) Frame(p *scenario.Packet) []byte {
 	if g.ipv6 {
 		a := p.Src.IPv6()

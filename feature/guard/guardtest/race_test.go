@@ -13,7 +13,7 @@ import (
 	"github.com/weir-project/weir/feature/guard"
 )
 
-// onCPUs runs f on each of the first n CPUs that this process may use, at the same time.
+// onCPUs runs f on each of the first n CPUs available to this process, concurrently.
 func onCPUs(t *testing.T, n int, f func()) {
 	t.Helper()
 	var allowed unix.CPUSet
@@ -27,7 +27,7 @@ func onCPUs(t *testing.T, n int, f func()) {
 		}
 		n--
 		wg.Go(func() {
-			runtime.LockOSThread() // and never unlocked: the thread ends with its affinity
+			runtime.LockOSThread() // never unlocked: the thread ends with its affinity
 			var one unix.CPUSet
 			one.Set(cpu)
 			if err := unix.SchedSetaffinity(0, &one); err != nil {
@@ -40,8 +40,8 @@ func onCPUs(t *testing.T, n int, f func()) {
 	wg.Wait()
 }
 
-// TestTwoCPUsCountAlike has two CPUs send one source's packets at one instant of a clock that stands still: what the
-// total and the source's word have recorded is what was sent, but for a bounded share.
+// TestTwoCPUsCountAlike sends packets of one source from two CPUs, at one instant of a stopped
+// clock. The total records all packets. The source's word records all but a bounded share.
 func TestTwoCPUsCountAlike(t *testing.T) {
 	need(t)
 	if runtime.NumCPU() < 2 {

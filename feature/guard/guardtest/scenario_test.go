@@ -11,7 +11,7 @@ import (
 	"github.com/weir-project/weir/kernel/probe"
 )
 
-// need skips where the kernel has not what every guard needs.
+// need skips if the kernel lacks a need of all guards.
 func need(t testing.TB) {
 	t.Helper()
 	if err := probe.CompareAndSwap.Check(); err != nil {
@@ -29,13 +29,14 @@ func newGuard(t testing.TB, o Options) *Guard {
 	return g
 }
 
-// chosen are the scenarios that each change is held to: one of every kind, and the worst ones. The lab's experiment
-// guard runs all of them. True are those that the kernel matrix has time for, which emulates its machines.
+// chosen are the scenarios for checking every change: one of each kind, and the worst ones. The
+// lab's experiment guard runs all of them. Scenarios with true also run in the kernel matrix, on
+// emulated machines.
 var chosen = map[string]bool{"single_flow": true, "reflection": false, "spoofed_50k": false, "pulsing_2000x25": false,
 	"slow_2000x25": false, "slow_first": false, "new_net24": false, "flash_crowd": false, "limit_100": false, "v6_beside_client": true,
 	"large_1_spoofed": true, "large_4_2000x25": false, "large_zipf_2000x25": false, "slow_2x180": false}
 
-// TestScenarios holds scenarios to what the README promises.
+// TestScenarios checks scenarios against the promises of the README.
 func TestScenarios(t *testing.T) {
 	need(t)
 	for name, quick := range chosen {
@@ -65,8 +66,8 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
-// TestKnownSourcesKept holds each single source that was known before a flood to a tenth of its packets lost, also a
-// resolver whose rate found no room among the reservations.
+// TestKnownSourcesKept checks each single source known before a flood for at most a tenth of lost
+// packets. This includes a resolver without room for a reservation.
 func TestKnownSourcesKept(t *testing.T) {
 	need(t)
 	s, err := scenario.Lookup("resolvers_14s")
@@ -85,8 +86,8 @@ func TestKnownSourcesKept(t *testing.T) {
 	}
 }
 
-// TestColdStart applies guards in the middle of a flood: from the fifth second on, clients below the limit keep what
-// they send, whatever network they share.
+// TestColdStart applies guards during a flood. From the fifth second on, clients below the limit
+// keep their packets, even if they share a network.
 func TestColdStart(t *testing.T) {
 	need(t)
 	for _, s := range scenario.All() {
@@ -106,8 +107,8 @@ func TestColdStart(t *testing.T) {
 	}
 }
 
-// TestStatusNames floods a guard from everywhere and from one host: status names the host, its networks and its port, and
-// no source of a packet or two.
+// TestStatusNames floods a guard from everywhere, and from one host. Status names that host, its
+// networks and its port. It names no source with a packet or two.
 func TestStatusNames(t *testing.T) {
 	need(t)
 	for name, want := range map[string][]string{"spoofed_50k": nil, "single_flow": {"from 5.6.7.8", "from 5.6.7.0/24", "from 5.6.0.0/16", "source port 999"}} {
@@ -134,7 +135,8 @@ func TestStatusNames(t *testing.T) {
 	}
 }
 
-// TestHooksAgree gives the same packets to the three hooks, of guards with one secret: no verdict differs.
+// TestHooksAgree sends the same packets to three hooks, with guards of one secret: all verdicts are
+// equal.
 func TestHooksAgree(t *testing.T) {
 	need(t)
 	for _, name := range []string{"changing", "v6_beside_client"} {

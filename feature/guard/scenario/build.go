@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// builder puts a trace together. Times count from the trace's begin.
+// builder builds a trace. Times count from the beginning of the trace.
 type builder struct {
 	Scenario
 	seed, name uint64
@@ -17,19 +17,19 @@ type builder struct {
 
 func (b *builder) at(t time.Duration) uint64 { return b.trace.start + uint64(t) }
 
-// habit is how a client spaces its packets.
+// habit is the timing of a client's packets.
 type habit int
 
 const (
 	jittered habit = iota // intervals between 0.6 and 1.4 of the mean
 	poisson
-	bursts // four packets within 3 ms, and silence until the mean is kept
+	bursts // four packets within 3 ms, then silence to keep the mean
 )
 
-// inBurst is how many packets a burst has.
+// inBurst is the number of packets in a burst.
 const inBurst = 4
 
-// client adds what one source sends at a mean rate in packets per second.
+// client adds packets of one source at a mean rate in packets per second.
 func (b *builder) client(from, to time.Duration, pps float64, h habit, p Packet) {
 	interval, n := float64(time.Second)/pps, 1
 	if h == bursts {
@@ -48,7 +48,7 @@ func (b *builder) client(from, to time.Duration, pps float64, h habit, p Packet)
 	}
 }
 
-// someone draws a client's address and port, from networks as an ISP's customers have them.
+// someone returns a random client address and port, from networks like an ISP's customers.
 func (b *builder) someone(c Class) Packet {
 	return Packet{
 		Src:     Source{Identity: uint32(b.r.IntN(200)+20)<<24 | b.r.Uint32N(1<<24), Host: client},
@@ -57,17 +57,18 @@ func (b *builder) someone(c Class) Packet {
 	}
 }
 
-// clients are n legitimate ones, each at pps, until the end.
+// clients adds n legitimate clients, each at pps, until the end.
 func (b *builder) clients(n int, pps float64, from time.Duration, h habit, c Class) {
 	for range n {
 		b.client(from, b.To, pps, h, b.someone(c))
 	}
 }
 
-// clientNet is where crowds live: 192.0.2.0 (RFC 5737) and the networks behind it.
+// clientNet has the clients of crowds: 192.0.2.0 (RFC 5737) and the following networks.
 const clientNet = 0xc0000200
 
-// crowd adds n clients with successive addresses from base on, which send pps together at random moments.
+// crowd adds n clients with successive addresses from base on. Together they send pps at random
+// moments.
 func (b *builder) crowd(base uint32, n int, pps float64, c Class) {
 	for i := range n {
 		p := b.someone(c)
@@ -76,7 +77,7 @@ func (b *builder) crowd(base uint32, n int, pps float64, c Class) {
 	}
 }
 
-// joining has newcomers arrive one after the other, evenly over the attack.
+// joining adds newcomers one after the other, evenly over the attack.
 func (b *builder) joining(n int) {
 	for i := range n {
 		from := b.From + time.Duration(i)*(b.To-b.From)/time.Duration(n)
@@ -84,17 +85,17 @@ func (b *builder) joining(n int) {
 	}
 }
 
-// flood adds an attack at a steady rate, from From to To, while on says so.
+// flood adds an attack at a steady rate, from From to To, while on returns true.
 func (b *builder) flood(pps float64, on func(time.Duration) bool, d draw) {
 	b.trace.floods = append(b.trace.floods, &flood{
 		from: b.at(b.From), interval: float64(time.Second) / pps, n: int(pps * (b.To - b.From).Seconds()),
 		on: on, draw: d, class: Attack,
-		// Its own source: the attack is the same whatever clients draw.
+		// A separate random source: the attack does not depend on the clients.
 		r: rand.New(rand.NewPCG(b.seed, b.name+uint64(len(b.trace.floods))+1)),
 	})
 }
 
-// patient adds attackers that send as little as low until the attack begins, and then as much as high.
+// patient adds attackers sending at rate low until the attack begins, then at rate high.
 func (b *builder) patient(n int, low, high float64) {
 	for i := range n {
 		p := Packet{Src: Source{Identity: 0x11000000 + uint32(i)*0x1a3d5b, Host: client}, SrcPort: uint16(3000 + i), Class: Mimic}

@@ -7,17 +7,17 @@ import (
 	"time"
 )
 
-// attackNet is where the hosts of a flood live: 203.0.113.0 (RFC 5737).
+// attackNet has the hosts of a flood: 203.0.113.0 (RFC 5737).
 const attackNet = 0xcb007100
 
-// hosts is n hosts with addresses stride apart, in random order, from any port.
+// hosts returns n hosts with addresses stride apart, in random order, from any port.
 func hosts(base uint32, n int, stride uint32) draw {
 	return func(r *rand.Rand, _ int, _ time.Duration, p *Packet) {
 		p.Src.Identity, p.SrcPort = base+r.Uint32N(uint32(n))*stride, port(r)
 	}
 }
 
-// coldStarts is guards that see their first packet in the middle of a flood, and clients that share networks.
+// coldStarts returns scenarios with a guard applied during a flood, and clients sharing networks.
 func coldStarts() []Scenario {
 	cold := func(name, about string, build func(*builder)) Scenario {
 		return Scenario{Name: "start_" + name, About: about + "; 20,000 pps from the guard's first packet on",

@@ -8,26 +8,26 @@ import (
 	"time"
 )
 
-// Outcome is what the verdicts on one scenario's trace come to. Shares are between 0 and 1, and NaN if there was
-// nothing to share. All but AcceptedOverLimitWorstSecond are of the time from the attack's
-// begin, and Settle, to its end.
+// Outcome is the evaluation of the verdicts on a scenario's trace. Shares are between 0 and 1, or
+// NaN without packets. All fields except AcceptedOverLimitWorstSecond count from the attack's
+// beginning plus WarmUp to its end.
 type Outcome struct {
-	LegitKept     float64 // of the packets of established clients, the share that passed
-	NewcomersKept float64 // of newcomers'
+	LegitKept     float64 // passed share of established clients' packets
+	NewcomersKept float64 // passed share of newcomers' packets
 
 	AttackAcceptedPPS float64
-	// AcceptedOverLimitWorstSecond is how many packets passed within any one second of the whole trace, at most,
-	// over the limit. The second includes one of its ends.
+	// AcceptedOverLimitWorstSecond is the maximum number of packets passed within one second
+	// anywhere in the trace, divided by the limit. The second includes one of its ends.
 	AcceptedOverLimitWorstSecond float64
 
-	// Of established clients, by the share of its packets of each that passed: Jain's index of fairness (1: all are
-	// equal, 1/n: one has everything), and the least.
+	// Jain's index of fairness over the established clients' passed shares (1: all equal, 1/n: one
+	// has everything), and the least share.
 	Jain, MinClient float64
 
 	Offered, Accepted [4]int // packets, by class
 }
 
-// evaluator takes in a trace with its verdicts, as it comes.
+// evaluator evaluates a trace with its verdicts incrementally.
 type evaluator struct {
 	limit    float64
 	from, to uint64 // virtual time
@@ -35,19 +35,19 @@ type evaluator struct {
 
 	offered, accepted [classes]int
 	perClient         map[Source]*share
-	window            []uint64 // when those passed that did so within the last second, oldest first
+	window            []uint64 // times of packets passed within the last second, oldest first
 	worst             int
 }
 
 type share struct{ offered, accepted int }
 
-// newEvaluator judges a scenario whose trace is t.
+// newEvaluator evaluates a scenario with trace t.
 func newEvaluator(s Scenario, t *Trace) *evaluator {
 	return &evaluator{limit: float64(s.Limit), from: t.start + uint64(s.From+s.WarmUp), to: t.start + uint64(s.To),
 		seconds: (s.To - s.From - s.WarmUp).Seconds(), perClient: map[Source]*share{}}
 }
 
-// Add takes in what comes next of the trace; verdicts are at least as many as packets.
+// Add evaluates the next packets of the trace. There are at least as many verdicts as packets.
 func (j *evaluator) Add(packets []Packet, verdicts []bool) {
 	for i := range packets {
 		p, passed := &packets[i], verdicts[i]
@@ -67,7 +67,7 @@ func (j *evaluator) Add(packets []Packet, verdicts []bool) {
 	}
 }
 
-// pass counts those that passed within the second that ends with at.
+// pass counts the packets passed within the second ending at at.
 func (j *evaluator) pass(at uint64) {
 	j.window = append(j.window, at)
 	first := 0
@@ -90,7 +90,7 @@ func (j *evaluator) client(s Source, passed bool) {
 	}
 }
 
-// outcome is what was taken in until now.
+// outcome returns the outcome so far.
 func (j *evaluator) outcome() Outcome {
 	o := Outcome{
 		LegitKept:                    ratio(j.accepted[Established], j.offered[Established]),
@@ -122,10 +122,11 @@ func ratio(part, whole int) float64 {
 	return float64(part) / float64(whole)
 }
 
-// batch is how many packets a limiter decides at once: few enough to stay in a CPU's cache.
+// batch is the number of packets decided at once: few enough for a CPU's cache.
 const batch = 4096
 
-// Run has a limiter decide a scenario's trace for a seed, and judges it. The error is the limiter's.
+// Run lets a limiter decide a scenario's trace for a seed, and evaluates it. It returns the
+// limiter's error.
 func Run(s Scenario, seed uint64, l Limiter) (Outcome, error) {
 	t := s.Trace(seed)
 	j := newEvaluator(s, t)

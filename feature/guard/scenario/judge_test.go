@@ -9,10 +9,10 @@ import (
 	"testing"
 )
 
-// handMade is a scenario of 10 s with the attack in its last 5, under a limit of 10 pps.
+// handMade is a scenario of 10 s with the attack in its last 5 s, under a limit of 10 pps.
 var handMade = Scenario{Name: "hand_made", Limit: 10, From: 5 * second, To: 10 * second, build: func(*builder) {}}
 
-// judged judges packets whose times count from the trace's begin.
+// judged evaluates packets with times from the trace's beginning.
 func judged(packets []Packet, verdicts string) Outcome {
 	t := handMade.Trace(1)
 	passed := make([]bool, len(packets))
@@ -30,14 +30,14 @@ func packet(at float64, source uint32, c Class) Packet {
 	return Packet{At: uint64(at * float64(second)), Src: Source{Identity: source}, Class: c}
 }
 
-// same compares, NaN with NaN too.
+// same compares numbers, with NaN equal to NaN.
 func same(a, b float64) bool { return math.Abs(a-b) < 1e-9 || math.IsNaN(a) && math.IsNaN(b) }
 
 func TestJudgeShares(t *testing.T) {
 	o := judged([]Packet{
-		packet(1, 1, Established), // before the attack: not judged
+		packet(1, 1, Established), // before the attack: not evaluated
 		packet(2, 9, Mimic),
-		packet(5, 1, Established), // its first moment: judged
+		packet(5, 1, Established), // at its first moment: evaluated
 		packet(6, 1, Established),
 		packet(6.1, 2, Established),
 		packet(6.2, 2, Established),
@@ -46,7 +46,7 @@ func TestJudgeShares(t *testing.T) {
 		packet(6.5, 3, Newcomer),
 		packet(7, 9, Attack),
 		packet(7.1, 9, Attack),
-		packet(10, 1, Established), // after its last
+		packet(10, 1, Established), // after its end
 		packet(10.1, 9, Attack),
 	}, "-+"+"++-+"+"+--"+"+-"+"-+")
 	if !same(o.LegitKept, 3./4) || !same(o.NewcomersKept, 1./3) || !same(o.AttackAcceptedPPS, 1./5) {
@@ -70,7 +70,7 @@ func TestJudgeNothing(t *testing.T) {
 	}
 }
 
-// All clients shut out is the least fairness there is a number for, not none.
+// If all clients are shut out, the least share is 0, not NaN.
 func TestJudgeAllShutOut(t *testing.T) {
 	o := judged([]Packet{packet(6, 1, Established), packet(6, 2, Established)}, "--")
 	if !same(o.LegitKept, 0) || !same(o.MinClient, 0) || !math.IsNaN(o.Jain) {
@@ -82,7 +82,7 @@ func TestJudgeAllShutOut(t *testing.T) {
 	}
 }
 
-// The worst second is any second: one that straddles two full ones, before the attack too, with one end only.
+// The worst second is any second: across full seconds, before the attack, with one end only.
 func TestJudgeWorstSecond(t *testing.T) {
 	at := func(times ...float64) (all []Packet) {
 		for _, x := range times {
@@ -99,7 +99,7 @@ func TestJudgeWorstSecond(t *testing.T) {
 		{[]float64{6}, "+", 0.1},
 		{[]float64{6, 6, 6.1}, "+++", 0.3},
 		{[]float64{6, 6, 6.1}, "+-+", 0.2},
-		{[]float64{6.9, 7.1, 7.85}, "+++", 0.3},                    // no second of the clock has three
+		{[]float64{6.9, 7.1, 7.85}, "+++", 0.3},                    // no clock second has three
 		{[]float64{6, 7, 8}, "+++", 0.1},                           // a second apart is not within one
 		{[]float64{6, 6.999, 7, 7.5, 7.998}, "+++++", 0.4},         // after 6.998
 		{[]float64{1, 1, 1, 1, 6}, "+++++", 0.4},                   // clients alone count too
@@ -112,7 +112,7 @@ func TestJudgeWorstSecond(t *testing.T) {
 	}
 }
 
-// bucket is a token bucket for the total: what a guard must be better than.
+// bucket is a token bucket for the total, the baseline for guards.
 type bucket struct {
 	at     uint64
 	tokens float64
@@ -134,7 +134,7 @@ func (b *bucket) Decide(batch []Packet, verdicts []bool) error {
 	return nil
 }
 
-// A token bucket keeps the bound and shuts legitimate clients out, and the judge says both.
+// A token bucket keeps the limit and shuts legitimate clients out. The outcome shows both.
 func TestRunTokenBucket(t *testing.T) {
 	s, err := Lookup("spoofed_50k")
 	if err != nil {

@@ -9,38 +9,39 @@ import (
 	"time"
 )
 
-// Scenario is clients, an attack, and the limit under which both come.
+// Scenario has clients, an attack, and a limit for both.
 type Scenario struct {
-	Name  string // part of metrics' names
+	Name  string // part of metric names
 	About string
 	Limit uint64 // packets per second
 
-	// The attack is from From to To, and that is what is judged; before it clients alone send.
+	// The attack lasts from From to To, the evaluated time. Before it, only clients send.
 	From, To time.Duration
-	// Short is the length of an attack that tells the same in less time; 0 if only the whole does. Long tells that
-	// no run in a hurry has the time for the scenario, and that others stand for it there.
+	// Short is the length of an equivalent shorter attack; 0 if none exists. Long excludes the
+	// scenario from quick runs, with others in its place.
 	Short time.Duration
 	Long  bool
 
-	// LegitCounts tells that legit_kept counts here: all of Established sent before the attack, nobody else has their
-	// addresses, and together they stay below the limit. NewcomersCount tells that there are enough newcomers for newcomers_kept to mean something.
+	// LegitCounts makes legit_kept count. All established clients sent before the attack, their
+	// addresses are exclusive, and together they stay below the limit. NewcomersCount means enough
+	// newcomers for a meaningful newcomers_kept.
 	LegitCounts, NewcomersCount bool
-	// KnownCounts tells that the worst single client counts: 1 - Outcome.MinClient.
+	// KnownCounts makes the worst single client count: 1 - Outcome.MinClient.
 	KnownCounts bool
-	// ColdStart tells that nobody was there before the attack, and that clients together stay below the limit:
-	// newcomers_kept counts, from Settle on.
+	// ColdStart means no client existed before the attack, and all clients together stay below the
+	// limit. Then newcomers_kept counts, after WarmUp.
 	ColdStart bool
-	// Settle is how long after From the judging begins.
+	// WarmUp is the time from From to the beginning of the evaluation.
 	WarmUp time.Duration
-	// Seeds is how many seeds a run tries at least.
+	// Seeds is the minimum number of seeds in a run.
 	Seeds int
-	// IPv6 tells that the scenario is one of IPv6 only. The others mean the same over both families.
+	// IPv6 marks an IPv6-only scenario. The others are valid for both families.
 	IPv6 bool
 
 	build func(*builder)
 }
 
-// Shortened is the scenario with its attack cut to Short, if it may be.
+// Shortened returns the scenario with its attack cut to Short, if set.
 func (s Scenario) Shortened() Scenario {
 	if s.Short > 0 {
 		s.To = s.From + s.Short
@@ -48,7 +49,7 @@ func (s Scenario) Shortened() Scenario {
 	return s
 }
 
-// What the scenarios have in common unless they say otherwise: clients that take two fifths of the limit together.
+// Defaults of scenarios: the clients together use two fifths of the limit.
 const (
 	limit     = 1000
 	clients   = 200
@@ -56,7 +57,7 @@ const (
 	warm      = 30 * time.Second
 )
 
-// All are the scenarios, in the order in which a person reads them.
+// All returns the scenarios in reading order.
 func All() []Scenario {
 	var all []Scenario
 	for _, group := range [][]Scenario{floods(), large(), patience(), resolvers(), arrivals(), coldStarts(), limits(), ipv6()} {
@@ -70,7 +71,7 @@ func All() []Scenario {
 	return all
 }
 
-// Lookup finds a scenario by its name.
+// Lookup returns a scenario by its name.
 func Lookup(name string) (Scenario, error) {
 	for _, s := range All() {
 		if s.Name == name {
@@ -80,7 +81,7 @@ func Lookup(name string) (Scenario, error) {
 	return Scenario{}, fmt.Errorf("no scenario is named %q", name)
 }
 
-// flooded is the standard clients, and an attack with one pattern.
+// flooded has the standard clients, and an attack with one pattern.
 func flooded(pps float64, on func(time.Duration) bool, d draw) func(*builder) {
 	return func(b *builder) {
 		b.clients(clients, clientPPS, 0, jittered, Established)
@@ -90,7 +91,7 @@ func flooded(pps float64, on func(time.Duration) bool, d draw) func(*builder) {
 	}
 }
 
-// scene is a scenario that begins after the usual 30 s of clients alone.
+// scene returns a scenario with the usual 30 s of clients alone before the attack.
 func scene(name, about string, length, short time.Duration, build func(*builder)) Scenario {
 	return Scenario{Name: name, About: about, From: warm, To: warm + length, Short: short, LegitCounts: true, build: build}
 }
@@ -136,7 +137,8 @@ func floods() []Scenario {
 	}
 }
 
-// large is clients that are few, or few of which send most: together they take as much of the limit as the others do.
+// large returns scenarios with few clients, or a few dominant ones. Together they use the usual
+// part of the limit.
 func large() []Scenario {
 	many := func(name, about string, attack float64, on func(time.Duration) bool, d draw, rates []float64) Scenario {
 		return scene(name, about, 10*second, 5*second, func(b *builder) {
@@ -159,7 +161,7 @@ func large() []Scenario {
 	}
 }
 
-// resolvers is clients, three of which send most, under a flood from everywhere.
+// resolvers returns scenarios with three dominant clients, under a spoofed flood.
 func resolvers() []Scenario {
 	known := func(name string, known time.Duration) Scenario {
 		return Scenario{Name: name, About: fmt.Sprintf("spoofed, 20,000 pps; 100 clients send 200 pps and three resolvers 150 pps each, known for %s", known),
@@ -173,7 +175,7 @@ func resolvers() []Scenario {
 	return []Scenario{known("resolvers_14s", 14*second), known("resolvers_28s", 28*second)}
 }
 
-// shares is n rates that add up to a sum, the i-th of which is in proportion to 1/i to an exponent (Zipf).
+// shares returns n rates with the given sum. The i-th is proportional to (1/i)^exponent (Zipf).
 func shares(n int, exponent, sum float64) []float64 {
 	out, all := make([]float64, n), 0.0
 	for i := range out {
@@ -186,7 +188,7 @@ func shares(n int, exponent, sum float64) []float64 {
 	return out
 }
 
-// patience is attackers that behave for a minute and then flood.
+// patience returns scenarios with attackers behaving for a minute before their flood.
 func patience() []Scenario {
 	patient := func(name, about string, legitFrom time.Duration, n int, low, high float64) Scenario {
 		return Scenario{Name: name, About: about, From: 60 * second, To: 72 * second, LegitCounts: true,
@@ -204,7 +206,7 @@ func patience() []Scenario {
 	}
 }
 
-// arrivals is clients that nobody knew before the attack.
+// arrivals returns scenarios with clients unknown before the attack.
 func arrivals() []Scenario {
 	joined := func(name, about string, length, short time.Duration, pps float64, d draw) Scenario {
 		s := scene(name, about, length, short, func(b *builder) {
@@ -245,7 +247,7 @@ func arrivals() []Scenario {
 	}
 }
 
-// limits is the spoofed flood under other limits than 1,000 pps; clients take two fifths of each.
+// limits returns spoofed floods under limits other than 1,000 pps. Clients use two fifths of each.
 func limits() []Scenario {
 	under := func(name string, limit uint64, n int, pps, attack float64) Scenario {
 		s := scene(name, fmt.Sprintf("spoofed, %.0f pps, under a limit of %d pps", attack, limit), 10*second, 3*second, func(b *builder) {

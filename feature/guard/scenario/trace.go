@@ -10,23 +10,23 @@ import (
 	"time"
 )
 
-// uptime is where the virtual clock of a trace begins: not at zero, where a host's clock never is when traffic comes,
-// and where stamps that were never set look recent.
+// uptime is the beginning of a trace's virtual clock. It is not zero, as on a host receiving
+// traffic. With zero, timestamps never set would look recent.
 const uptime = uint64(1000 * time.Second)
 
-// epochs is the span in which a trace's begin is drawn, so that an algorithm that counts in epochs of any length up
-// to this meets the attack at another phase of them with each seed.
+// epochs is the range of a trace's random beginning. Algorithms counting in epochs up to this
+// length meet the attack in another phase with each seed.
 const epochs = uint64(4 * time.Second)
 
-// Trace is the packets of a scenario, in the order of their times. It draws the attack while it is read: a million
-// packets a second need no memory.
+// Trace returns the packets of a scenario, ordered by time. It generates the attack while it is
+// read: a million packets a second need no memory.
 type Trace struct {
 	start  uint64   // virtual time of the trace's time 0
-	quiet  []Packet // what does not come at a steady rate, in order
+	quiet  []Packet // packets without a steady rate, ordered by time
 	floods []*flood
 }
 
-// flood is packets at a steady rate.
+// flood has packets at a steady rate.
 type flood struct {
 	next     Packet
 	from     uint64 // ns of the virtual clock
@@ -38,10 +38,11 @@ type flood struct {
 	class    Class
 }
 
-// draw fills in where the i-th packet of a flood comes from; since is the time from the flood's begin.
+// draw fills in the source of the i-th packet of a flood. since is the time from the flood's
+// beginning.
 type draw func(r *rand.Rand, i int, since time.Duration, p *Packet)
 
-// Trace makes the scenario's trace for a seed.
+// Trace returns the scenario's trace for a seed.
 func (s Scenario) Trace(seed uint64) *Trace {
 	h := fnv.New64a()
 	h.Write([]byte(s.Name))
@@ -55,11 +56,12 @@ func (s Scenario) Trace(seed uint64) *Trace {
 	return &b.trace
 }
 
-// Start is the virtual time, in ns, at which the trace begins; a scenario's From and To count from it.
+// Start returns the trace's beginning in virtual time, in ns. A scenario's From and To count from
+// it.
 func (t *Trace) Start() uint64 { return t.start }
 
-// Next fills a batch with the packets that come next and returns how many there are: fewer than len(batch) only at the
-// end, then 0.
+// Next fills batch with the next packets and returns their number. It is less than len(batch) only
+// at the end, then 0.
 func (t *Trace) Next(batch []Packet) int {
 	for i := range batch {
 		var first *flood
@@ -82,7 +84,7 @@ func (t *Trace) Next(batch []Packet) int {
 	return len(batch)
 }
 
-// All is the rest of the trace in one slice; a long flood's takes 24 bytes a packet.
+// All returns the rest of the trace in one slice, of 24 bytes a packet.
 func (t *Trace) All() []Packet {
 	var all []Packet
 	for {
@@ -96,7 +98,7 @@ func (t *Trace) All() []Packet {
 	}
 }
 
-// advance draws the next packet. After the last one i is n+1.
+// advance generates the next packet. After the last one, i is n+1.
 func (f *flood) advance() {
 	for ; f.i < f.n; f.i++ {
 		since := uint64(float64(f.i) * f.interval)
@@ -111,7 +113,7 @@ func (f *flood) advance() {
 	f.i = f.n + 1
 }
 
-// Skip leaves out all that comes before a time, counted from the trace's begin.
+// Skip discards all packets before a time, counted from the trace's beginning.
 func (t *Trace) Skip(until time.Duration) {
 	at := t.start + uint64(until)
 	i, _ := slices.BinarySearchFunc(t.quiet, at, func(p Packet, at uint64) int { return cmp.Compare(p.At, at) })

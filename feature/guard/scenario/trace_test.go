@@ -48,10 +48,10 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// heavy are traces that a test does not go through: patterns and rates are those of smaller ones.
+// heavy traces are skipped by the test: smaller ones have the same patterns and rates.
 func heavy(s Scenario) bool { return s.Name == "new_spoofed_1m" }
 
-// What every trace must be for its verdicts to mean what the judge says.
+// Properties of every trace required by the evaluation.
 func TestTraces(t *testing.T) {
 	for _, s := range All() {
 		if heavy(s) {
@@ -111,7 +111,7 @@ func TestTraces(t *testing.T) {
 	}
 }
 
-// The rates that the scenarios' names say.
+// The rates in the scenarios' names.
 func TestRates(t *testing.T) {
 	for name, want := range map[string]float64{"no_attack": 0, "single_flow": 50e3, "sources_50x2k": 100e3, "net24_1m": 1e6,
 		"pulsing_spoofed": 25e3, "slow_1000x50": 50e3, "slow_8x6k": 48e3} {
@@ -131,7 +131,7 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// What an attack's sources have in common is what its scenario says.
+// The sources of an attack have the properties of its scenario.
 func TestPatterns(t *testing.T) {
 	type kinds struct{ hosts, identities, slash24, slash16, ports int }
 	for name, want := range map[string]kinds{
@@ -163,7 +163,7 @@ func TestPatterns(t *testing.T) {
 			ports[p.SrcPort], payloads[p.Payload] = true, true
 		}
 		atLeast := func(what string, got, want int) {
-			// A number of thousands is one that random draws reach nearly; the others are exact.
+			// Large numbers are reached approximately by random draws; the others are exact.
 			if want >= 0 && got != want && (want < 5000 || got < want) {
 				t.Errorf("%s: %d %s, want %d", name, got, what, want)
 			}
@@ -188,7 +188,7 @@ func TestPatterns(t *testing.T) {
 	}
 }
 
-// A seed repeats a trace to the packet, in batches of any size; another gives another.
+// The same seed repeats a trace exactly, in batches of any size. Another seed gives another trace.
 func TestSeeds(t *testing.T) {
 	s, err := Lookup("changing")
 	if err != nil {
@@ -221,7 +221,7 @@ func TestSeeds(t *testing.T) {
 	}
 }
 
-// Three seconds of a million packets a second: under a second, by far.
+// Three seconds of a million packets a second take far less than a second.
 func BenchmarkMillionPPS(b *testing.B) {
 	s, err := Lookup("spoofed_1m")
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestCommitted compares the client's images with those of the objects.
+// TestCommitted compares the client's committed images with the objects.
 func TestCommitted(t *testing.T) {
 	for _, end := range []string{"bpfel", "bpfeb"} {
 		want, err := link("../guard_" + end + ".o")

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command image links guard_socket of the compiled object with its maps and types, for clients/go/guard: a program that
-// guards its own sockets then needs no library for BPF objects. `go generate ./feature/guard/bpf` runs it.
+// Command image links guard_socket of the compiled object with its maps and types, for
+// clients/go/guard. A program guarding its own sockets then needs no library for BPF objects. `go
+// generate ./feature/guard/bpf` runs it.
 package main
 
 import (
@@ -17,7 +18,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// image is that of clients/go/guard.
+// image is the image format of clients/go/guard.
 type image struct {
 	Instructions []byte
 	BTF          []byte
@@ -66,7 +67,7 @@ func link(object string) ([]byte, error) {
 	p := spec.Programs["guard_socket"]
 	im := image{Shared: int(spec.Variables["guard_counters_shared"].Offset)}
 	var types btf.Builder
-	for i := range p.Instructions { // lines are for people: they would double the size
+	for i := range p.Instructions { // omit line info: it would double the size
 		p.Instructions[i] = p.Instructions[i].WithSource(nil)
 	}
 	if im.FuncInfo, _, err = btf.MarshalExtInfos(p.Instructions, &types); err != nil {
