@@ -45,7 +45,7 @@ func newBatch(maps map[string]*ebpf.Map, to netip.AddrPort) (*batch, error) {
 	}
 	if b.memory, err = b.c.Maps[bpf.BatchMapGuardEntries].Memory(); err != nil {
 		b.c.Close()
-		return nil, fmt.Errorf("a batch's packets into memory: %w", err)
+		return nil, fmt.Errorf("map the batch's packets: %w", err)
 	}
 	a := &b.empty.Addresses
 	a.Daddr = to.Addr().As16()
