@@ -17,7 +17,8 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// Sessions at each address of a service move, also where a client has two from one port: each is a session of its own.
+// TestMovesAtEveryAddress moves sessions at each address of a service. Two sessions of a client from one port are
+// separate.
 func TestMovesAtEveryAddress(t *testing.T) {
 	w := newNetwork(t, 2, at4)
 	second := netip.MustParseAddrPort("10.55.0.2:9000")
@@ -58,7 +59,7 @@ services:
 	}
 	at := map[*client]int{}
 	for _, c := range clients {
-		at[c] = w.servesAt(c) // two from one port may be at different servers: the second may have begun to serve in between
+		at[c] = w.servesAt(c) // the two from one port may be at different backends: the second backend may have started in between
 		if at[c] == 0 {
 			t.Fatalf("nobody has the session at %s", c.RemoteAddr())
 		}
@@ -88,7 +89,7 @@ services:
 	}
 }
 
-// times asks the agent for the times of its latest moves.
+// times returns the agent's times of its latest moves.
 func (s *server) times() (out latestTimes) {
 	t := s.w.t
 	t.Helper()
@@ -135,12 +136,12 @@ func (w *world) tryDialAt(to netip.AddrPort, port int) (c *client, err error) {
 	return c, err
 }
 
-// is says whether a member's session is the client's.
+// is reports whether a member's session is the client's.
 func (c *client) is(remote, local net.Addr) bool {
 	return remote.String() == c.LocalAddr().String() && local.String() == c.RemoteAddr().String()
 }
 
-// servesAt is the server whose member has a client's session at its address; 0: none.
+// servesAt returns the number of the backend with a client's session at its address; 0: none.
 func (w *world) servesAt(c *client) int {
 	for _, s := range w.servers {
 		for _, session := range s.member.Member().Sessions() {
@@ -163,13 +164,13 @@ func (w *world) sendAt(c *client, to int) error {
 	return fmt.Errorf("nobody has the session at %s", c.RemoteAddr())
 }
 
-// status asks the agent in the server's network namespace. Until it answers there is none.
+// status returns the status of the agent in the backend's network namespace. It is empty without an answer.
 func (s *server) status() (st Status) {
 	_ = s.ns.Do(func() (err error) { st, err = StatusHere(s.w.t.Context()); return err })
 	return st
 }
 
-// playBackend starts an agent that registers, in a process of its own.
+// playBackend starts a registering agent in its own process.
 func (w *world) playBackend(i int, s *server) (stop func()) {
 	cert, key, signers := w.ca.Files(fmt.Sprint("s", s.number))
 	return w.play(s.ns, "server", fmt.Sprintf(`

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package backend is the agent of a backend behind a load balancer: it has sessions move from this backend to another, and from
-// others to this one. Package move says who owns a session and when; the load balancer's agent is package lb's.
+// Package backend is the agent of a backend behind a load balancer. It moves sessions from this backend to others,
+// and receives sessions from them. Package move decides the owner of a session. Package lb is the load balancer's
+// agent.
 //
-// To the keeper of this backend the agent is a member of each service under the names of the other backends: @b is the way to
-// backend b, and a session that a member transfers to @b moves there (weir handoff send SESSION @b). So whoever moves a session
-// has let go of it in the way that it does for any other member, and while it moves the keeper has its socket: an agent
-// that dies leaves it there, and the next one goes on. Under the name of its own backend the agent gives the keeper what has come,
-// and transfers it to the member that is called like the one that had it, else to whoever has the fewest.
+// For the keeper of this backend, the agent is a member of each service under the names of the other backends. @b is
+// the way to backend b: a session transferred to @b by a member moves there (weir handoff send SESSION @b). The
+// member releases it as for any other member. During the move the keeper has its socket. If the agent dies, the
+// socket stays there, and the next agent continues. Under its own backend's name the agent gives arrived sessions to
+// the keeper. It transfers each to the member with the former member's name, or to the member with the fewest
+// sessions.
 package backend
 
 import (
@@ -36,54 +38,56 @@ import (
 // Remote is another agent.
 type Remote struct {
 	Name    string       // in its certificate
-	Number  move.Backend // of a backend; 0 of a load balancer
+	Number  move.Backend // of a backend; 0 for a load balancer
 	Address string       // host:port
 }
 
-// Service is an address of a service whose sessions move. It is on every backend. A service with several has one of these for each.
+// Service is one address of a service with movable sessions. It is on every backend. A service with several addresses
+// has several of these.
 type Service struct {
-	Name   string // as members and the keeper call it
-	ID     uint16 // as the load balancer calls flows to this address: see peer.FlowService
+	Name   string // name for members and the keeper
+	ID     uint16 // number of flows to this address at the load balancer: see peer.FlowService
 	Listen netip.AddrPort
 }
 
-// Options say which backend this is.
+// Options configure an agent.
 type Options struct {
 	Name   string // of this backend, in its certificate
 	Number move.Backend
 	TLS    *peer.Identity `json:"-"`
 	LB     Remote
-	// LBNames are those of the load balancers that Front's address may lead to; none: Front's name alone.
+	// LBNames are the names of the load balancers reachable at LB's address; none: only LB's name.
 	LBNames []string
-	// Registration is what the load balancer is told of this backend: from it the agent then learns the other backends and the
-	// services. Without an Address it does not register, and Peers and Services say all there is.
+	// Registration is sent to the load balancer. In return the agent learns the other backends and the services.
+	// Without an Address the agent does not register, and uses only Peers and Services.
 	Registration peer.Registration
-	Serve        []string // names of services; none: all that the load balancer has
+	Serve        []string // names of services; none: all of the load balancer's
 	Peers        []Remote // the other backends
 	Services     []Service
-	Devices      []string // that the services' packets come by, and answers leave by
+	Devices      []string // devices of the services' packets, in both directions
 
-	Keeper string        // its socket; "": $WEIR_HANDOFF_SOCKET, else the default
-	Root   *kernel.Root  `json:"-"` // of the quarantine's pins
+	Keeper string        // socket path; "": $WEIR_HANDOFF_SOCKET, or the default
+	Root   *kernel.Root  `json:"-"` // pins of the quarantine
 	Netns  *netns.Handle `json:"-"` // of the services; nil: the process's own
 
-	Buffer  bool          // packets of a session that leaves wait at this backend until it has moved, not at the load balancer
-	Timeout time.Duration // of a move, before the load balancer is asked what became of it; default 700 ms. Less than the load balancer holds
-	// TimeoutAt is the place of timeout in a file, for errors.
+	Buffer  bool          // buffer packets of a departing session at this backend, not at the load balancer
+	Timeout time.Duration // of a move, before reclaiming it from the load balancer; default 700 ms; less than the load balancer's buffer time
+	// TimeoutAt is the position of timeout in the file, for errors.
 	TimeoutAt strictyaml.Pos `json:"-"`
 	Limit     int            // bytes of a session's queues; default repair.DefaultLimit
-	Log       *slog.Logger   `json:"-"` // default: nothing is logged
+	Log       *slog.Logger   `json:"-"` // default: no logging
 
-	// Step is called after each step of a move, by which experiments kill the agent there; nil in use. [Steps] names them.
+	// Step, if set, is called after each step of a move. Experiments kill the agent there. [Steps] lists the names.
 	Step func(name string) `json:"-"`
 
 	home bool // Netns is the process's own
 }
 
-// Agent is that of one backend. Make it with New.
+// Agent is the agent of one backend. Create it with New.
 //
-// Lock order: learning, opening, sending.mu, receiving.mu, mu, keeperClient.mu; then the locks of packages quarantine, peer and
-// wire. A reader of a keeper's connection only tries sending.mu and receiving.mu. workers.mu and asking.mu are held alone.
+// Lock order: learning, opening, sending.mu, receiving.mu, mu, keeperClient.mu; then the locks of packages
+// quarantine, peer and wire. A reader of a keeper's connection only tries sending.mu and receiving.mu. workers.mu and
+// asking.mu are held alone.
 type Agent struct {
 	o          Options
 	own        peer.Hello
@@ -92,8 +96,8 @@ type Agent struct {
 
 	known    atomic.Pointer[known]
 	lb       *link
-	learning sync.Mutex      // known is being replaced
-	opening  sync.Mutex      // ways are being opened or closed
+	learning sync.Mutex      // held while known is replaced
+	opening  sync.Mutex      // held while ways are opened or closed
 	ctx      context.Context // of Run
 	workers  *workers
 	wg       sync.WaitGroup
@@ -101,30 +105,30 @@ type Agent struct {
 	mu        sync.Mutex
 	sending   map[peer.Flow]*sending
 	receiving map[peer.Flow]*receiving
-	stopped   map[peer.Flow]bool           // by an agent before us, and not given to us yet
-	loads     map[string]map[string]uint32 // of members of this backend, by service and name
-	unsaid    map[string]bool              // services of which reportLoads has to tell
-	epochs    map[peer.Flow]owned          // of sessions of this backend's that have moved
+	stopped   map[peer.Flow]bool           // by an earlier agent, and not given to this one yet
+	loads     map[string]map[string]uint32 // of this backend's members, by service and name
+	unsaid    map[string]bool              // services with loads to report: see reportLoads
+	epochs    map[peer.Flow]owned          // of this backend's sessions that have moved
 	weight    int                          // as registered: 0 while this backend is drained
-	share     int                          // this backend's weight as the load balancer goes by it, since drain has asked; unknown: it has not said
-	unwanted  string                       // why the load balancer refuses the registration
-	attended  map[*peer.Conn]bool          // the other backends that are connected
-	waits     map[peer.Flow]string         // why sessions that are for a member of this backend are not its yet
+	share     int                          // weight acknowledged by the load balancer since the drain's start, or unknown
+	unwanted  string                       // why the load balancer rejects the registration
+	attended  map[*peer.Conn]bool          // connections from other backends
+	waits     map[peer.Flow]string         // why arrived sessions have no member yet
 	stats     counters
-	says      chan struct{} // to reportLoads
-	served    chan struct{} // to watchServed
-	zones     zones         // of conntrack
-	owning    owning        // what reportOwned tells
-	owns      chan struct{} // to reportOwned
+	says      chan struct{} // wakes reportLoads
+	served    chan struct{} // wakes watchServed
+	zones     zones         // conntrack zones
+	owning    owning        // data for reportOwned
+	owns      chan struct{} // wakes reportOwned
 
-	bufferTime atomic.Int64 // for how long the load balancer holds packets, ns; 0: it does not say
+	bufferTime atomic.Int64 // buffer time of the load balancer, ns; 0: unknown
 
-	lbHearsLeft atomic.Bool // it takes [move.Left], as it says
-	unserved    []string    // services that nobody serves here, sorted
+	lbHearsLeft atomic.Bool // the load balancer accepts [move.Left]
+	unserved    []string    // services without a server here, sorted
 	asked       asking      // by a drain; it has its own lock
 }
 
-// New makes an agent, and the quarantine at the backend's devices.
+// New returns an agent, and creates the quarantine at the backend's devices.
 func New(ctx context.Context, o Options) (*Agent, error) {
 	if err := o.check(); err != nil {
 		return nil, err
@@ -181,7 +185,7 @@ func (o *Options) check() error {
 	return nil
 }
 
-// Run moves sessions until ctx is done. l is where other backends' agents connect to.
+// Run moves sessions until ctx is done. l accepts other backends' agents.
 func (a *Agent) Run(ctx context.Context, l net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	a.ctx = ctx
@@ -199,7 +203,7 @@ func (a *Agent) Run(ctx context.Context, l net.Listener) error {
 	a.wg.Go(func() { a.watchZones(ctx) })
 	a.wg.Go(func() { a.reportOwned(ctx) })
 	go a.hearStrays()                        // until the quarantine is closed
-	go a.o.TLS.Watch(ctx, a.o.Name, a.o.Log) // not waited for: files may be where nobody answers
+	go a.o.TLS.Watch(ctx, a.o.Name, a.o.Log) // not waited for: files may be on an unresponsive file system
 	in := accept.New(l, accept.Options{Name: "agents", Log: a.o.Log})
 	for {
 		raw, err := in.Next()
@@ -211,12 +215,12 @@ func (a *Agent) Run(ctx context.Context, l net.Listener) error {
 	}
 }
 
-// attend hears a backend that sends sessions here.
+// attend serves a connection from another backend, which sends sessions here.
 func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 	defer raw.Close()
 	c, err := peer.Accept(ctx, raw.Conn, a.o.TLS, a.own)
 	if errors.Is(err, net.ErrClosed) {
-		return // closed for another
+		return // closed to admit another
 	}
 	if err != nil {
 		a.o.Log.Warn("an agent is refused", "peer", raw.Peer, "err", err)
@@ -224,7 +228,7 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 	}
 	defer c.Close()
 	if !raw.Admit() {
-		return // closed for another, meanwhile
+		return // closed meanwhile to admit another
 	}
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	defer stop()
@@ -235,7 +239,7 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 	c.TakeSessions()
 	a.mu.Lock()
 	for before := range a.attended {
-		if before.Peer.Number == c.Peer.Number { // each may carry large frames: one connection of a backend is enough
+		if before.Peer.Number == c.Peer.Number { // frames may be large: one connection per backend is enough
 			before.Close()
 		}
 	}
@@ -254,7 +258,7 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 	})
 }
 
-// fromLB takes what the load balancer says.
+// fromLB processes a frame from the load balancer.
 func (a *Agent) fromLB(c *peer.Conn, f peer.Frame) {
 	switch f.Message.To {
 	case move.AtSource:
@@ -264,9 +268,9 @@ func (a *Agent) fromLB(c *peer.Conn, f peer.Frame) {
 	}
 }
 
-// linkChanged opens the ways to a backend, or closes them: they lead over the load balancer and the other backend's agent.
-// What changes, of the link, the load balancer's and what is known, says so here afterwards, each by itself: one that has seen less
-// must not have the last word.
+// linkChanged opens or closes the ways to a backend. They need connections to the load balancer and to the other
+// backend's agent. Every change of these connections or of known ends in a call here. Calls are serialized, so a
+// stale caller cannot win.
 func (a *Agent) linkChanged(k *link) {
 	if k.conn() == nil {
 		a.lost(k.to.Number)
@@ -274,12 +278,12 @@ func (a *Agent) linkChanged(k *link) {
 	a.opening.Lock()
 	defer a.opening.Unlock()
 	if now := a.known.Load().links[k.to.Number]; now != nil {
-		k = now // of a backend that is found elsewhere the link before has no say
+		k = now // an outdated link does not count for a backend with a new address
 	}
 	open := k.conn() != nil && a.lb.conn() != nil
 	if k.conn() == nil {
 		for _, p := range a.known.Load().away[k.to.Number] {
-			a.loadThere(k.to, a.known.Load().number(p.service), math.MaxUint32, false) // nothing moves there
+			a.loadThere(k.to, a.known.Load().number(p.service), math.MaxUint32, false) // closed: no sessions go there
 		}
 	}
 	for _, p := range a.known.Load().away[k.to.Number] {
@@ -295,13 +299,13 @@ func (a *Agent) lbChanged(k *link) {
 		a.lbIsBack()
 		a.orphans()
 		if !a.o.Registration.Address.IsValid() {
-			a.tellOwned() // else as soon as it has told of its services
+			a.tellOwned() // otherwise as soon as the load balancer has sent its services
 		}
-		a.tellLoads() // it knows of none: with the connection it has forgotten them
+		a.tellLoads() // loads are lost with a connection
 	}
 }
 
-// hello is what the load balancer is told first: who this is, and what it has for it.
+// hello returns the first message to the load balancer, with the registration.
 func (a *Agent) hello() peer.Hello {
 	h := a.own
 	if a.o.Registration.Address.IsValid() {
@@ -318,11 +322,11 @@ func (a *Agent) registration() peer.Registration {
 	return r
 }
 
-// lbIsBack says again what may have been lost with the connection.
+// lbIsBack repeats messages that may have been lost with the connection.
 func (a *Agent) lbIsBack() {
 	leaving, arriving := a.all()
 	for _, s := range leaving {
-		if !s.mu.TryLock() { // it is being sent, or about to ask: watchSending asks again
+		if !s.mu.TryLock() { // it is being sent, or about to ask: watchSending retries
 			continue
 		}
 		if s.src.Phase == move.Holding || s.src.Phase == move.Reclaiming {
@@ -349,10 +353,10 @@ func (a *Agent) all() (l []*sending, r []*receiving) {
 	return l, r
 }
 
-// tick is how often it is looked whether somebody has lost patience.
+// tick is the interval of timeout checks.
 const tick = 25 * time.Millisecond
 
-// watch does what time brings.
+// watch runs the timers of sessions.
 func (a *Agent) watch(ctx context.Context) {
 	t := time.NewTicker(tick)
 	defer t.Stop()
@@ -372,7 +376,7 @@ func (a *Agent) watch(ctx context.Context) {
 	}
 }
 
-// keepAgain gives a keeper that is new what it does not know.
+// keepAgain gives a new keeper the sessions under way.
 func (a *Agent) keepAgain(p *keeperClient) {
 	leaving, arriving := a.all()
 	for _, s := range leaving {
@@ -389,7 +393,7 @@ func (a *Agent) keepAgain(p *keeperClient) {
 			again()
 			continue
 		}
-		a.wg.Go(func() { s.mu.Lock(); again() }) // it is being sent, and the keeper's answers are not to wait for that
+		a.wg.Go(func() { s.mu.Lock(); again() }) // it is being sent; reading the keeper's answers must not wait for that
 	}
 	for _, r := range arriving {
 		r.mu.Lock()

@@ -13,7 +13,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// steps notes which steps each server's agent takes.
+// steps records the steps of each backend's agent.
 type steps struct {
 	mu  sync.Mutex
 	all map[int][]string
@@ -25,7 +25,7 @@ func (s *steps) note(server int, name string) {
 	s.all[server] = append(s.all[server], name)
 }
 
-// before says whether a server's agent took one step before another, and fails where it took one of them not.
+// before reports whether a backend's agent took one step before another. It fails if either is missing.
 func (s *steps) before(t *testing.T, server int, one, other string) bool {
 	t.Helper()
 	s.mu.Lock()
@@ -37,7 +37,8 @@ func (s *steps) before(t *testing.T, server int, one, other string) bool {
 	return i < j
 }
 
-// A server sends a session without waiting for the load balancer's answer. One that has nowhere to park packets waits for it.
+// TestAhead checks that a backend sends a session without waiting for the load balancer's answer. Without a buffer
+// device it waits.
 func TestAhead(t *testing.T) {
 	for name, parks := range map[string]bool{"ahead": true, "no device of buffered packets": false} {
 		t.Run(name, func(t *testing.T) {
@@ -63,7 +64,7 @@ func TestAhead(t *testing.T) {
 	}
 }
 
-// What comes before the load balancer holds a session's packets waits at the server that the session leaves, and does not go to and fro.
+// TestSlowHold checks that packets are buffered at the source until the load balancer buffers them, and do not loop.
 func TestSlowHold(t *testing.T) {
 	w := newNetwork(t, 2, at4)
 	w.lbStep = func(name string) {
@@ -79,7 +80,7 @@ func TestSlowHold(t *testing.T) {
 	}
 }
 
-// toAndFro moves a session ten times under a stream of which every byte is verified.
+// toAndFro moves a session ten times under a verified stream.
 func (w *world) toAndFro() {
 	w.t.Helper()
 	c := w.dial()
@@ -94,7 +95,7 @@ func (w *world) toAndFro() {
 	}
 }
 
-// parked counts the packets that waited at servers, and those that were sent back.
+// parked counts the packets buffered at backends, and the packets sent back.
 func (w *world) parked() (parked, returned uint64) {
 	w.t.Helper()
 	for _, s := range w.servers {
@@ -107,12 +108,12 @@ func (w *world) parked() (parked, returned uint64) {
 	return parked, returned
 }
 
-// All packets of a session that moves wait at the server that it leaves, and none at the load balancer.
+// TestParkedHere checks that the source buffers all packets of a moving session, and the load balancer none.
 func TestParkedHere(t *testing.T) {
 	w := newNetwork(t, 2, at4)
 	w.park = true
 	w.step = func(_ int, name string) {
-		if name == stepKeptHere { // so that there are some
+		if name == stepKeptHere { // leaves time for some packets
 			time.Sleep(10 * time.Millisecond)
 		}
 	}
@@ -128,11 +129,11 @@ func TestParkedHere(t *testing.T) {
 	}
 }
 
-// A move that is called off: what has waited here meanwhile goes to the socket, and nowhere else.
+// TestParkedAndCalledOff abandons a move. The packets buffered at the source go to its socket only.
 func TestParkedAndCalledOff(t *testing.T) {
 	for name, c := range map[string]struct {
 		park bool
-		lets time.Duration // pass before the session is refused
+		lets time.Duration // time before the rejection
 	}{
 		"parked here":                   {true, 20 * time.Millisecond},
 		"held by the load balancer":     {false, 20 * time.Millisecond},
@@ -141,7 +142,7 @@ func TestParkedAndCalledOff(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w, park := newNetwork(t, 2, at4), c.park
 			w.park = park
-			w.servers[1].limit = 1 // of state: it takes no session
+			w.servers[1].limit = 1 // of state: it rejects every session
 			w.step = func(server int, name string) {
 				if name == stepQuiet {
 					time.Sleep(c.lets)
@@ -174,7 +175,8 @@ func TestParkedAndCalledOff(t *testing.T) {
 	}
 }
 
-// The load balancer refuses to hold a session that has been sent: it goes on where it was, with what has waited there.
+// TestParkedAndRefused makes the load balancer reject Buffer after the session was sent. The session continues at its
+// source, with the packets buffered there.
 func TestParkedAndRefused(t *testing.T) {
 	w := newNetwork(t, 2, at4)
 	w.run()
@@ -187,7 +189,7 @@ func TestParkedAndRefused(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// It knows a later epoch than the source does.
+		// It has a later epoch than the source.
 		w.laterEpoch()
 		w.ask(c, 2)
 		w.eventually("it has come back", func() bool {
@@ -201,7 +203,7 @@ func TestParkedAndRefused(t *testing.T) {
 	}
 }
 
-// laterEpoch has the load balancer know each flow in a later epoch than anybody else.
+// laterEpoch gives the load balancer a later epoch for each flow.
 func (w *world) laterEpoch() {
 	w.t.Helper()
 	var keys []lb.Key
@@ -215,7 +217,7 @@ func (w *world) laterEpoch() {
 	}
 }
 
-// A large session that is being sent keeps no other from being taken up.
+// TestLargeKeepsNobodyWaiting checks that sending a large session does not delay others.
 func TestLargeKeepsNobodyWaiting(t *testing.T) {
 	w := newNetwork(t, 2, at4)
 	sending, send := make(chan bool, 1), make(chan bool)
@@ -229,12 +231,12 @@ func TestLargeKeepsNobodyWaiting(t *testing.T) {
 	w.run()
 	large, small := w.dial(), w.dial()
 	for _, c := range []*client{large, small} {
-		w.roundTrip(c) // so that the load balancer need not be asked
+		w.roundTrip(c) // then the load balancer need not be asked
 	}
 	for _, s := range w.servers[0].member.Member().Sessions() {
 		if s.RemoteAddr().String() == large.LocalAddr().String() {
 			w.eventually("the member has committed what it answered", func() bool { return len(s.State()) == 8 }) // see TestTooLargeStays
-			if err := s.Commit(make([]byte, 2*maxConcurrent)); err != nil {                                       // of no use to talk: nothing more is said
+			if err := s.Commit(make([]byte, 2*maxConcurrent)); err != nil {                                       // breaks talk, but nothing more is sent
 				t.Fatal(err)
 			}
 		}

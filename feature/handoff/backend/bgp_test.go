@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// What both load balancers announce: the service, and the address that servers' agents and tunnels lead to.
+// Both load balancers announce the service, and this address for the backends' agents and tunnels.
 var followed = netip.MustParseAddr("10.9.9.9")
 
 const birdBalancer = `
@@ -58,8 +58,8 @@ protocol bgp a from balancer { neighbor 10.3.0.2 as 64512; }
 protocol bgp b from balancer { neighbor 10.3.1.2 as 64512; }
 `
 
-// BGP leads a service and its servers' agents to one of two load balancers, over a router. The machine of that one is lost, and
-// comes back with nothing: sessions go on, moved or not, and can be moved at each.
+// TestBGP routes a service and its backends' agents to one of two load balancers by BGP. That load balancer's machine
+// is lost, and returns without state. Sessions continue, moved or not, and can move with either load balancer.
 func TestBGP(t *testing.T) {
 	b := newBalancers(t)
 	r := nstest.NewNetns(t)

@@ -12,13 +12,13 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// Blocked is a session that is in the way of a drain.
+// Blocked is a session that blocks a drain.
 type Blocked struct {
 	Service string `json:"service"`
 	Session string `json:"session"` // its number at the keeper
 	Client  string `json:"client"`  // address and port
 	Address string `json:"address"` // of the service
-	Member  string `json:"member"`  // its slot: the name of the member that has it, or had it last
+	Member  string `json:"member"`  // its slot: name of the session's current or last member
 	PID     int    `json:"pid,omitempty"`
 	Reason  string `json:"reason"`
 }
@@ -27,17 +27,17 @@ func (b Blocked) String() string {
 	return fmt.Sprintf("session %s, %s to %s, member %s of %s: %s", b.Session, b.Client, b.Address, b.Member, b.Service, b.Reason)
 }
 
-// asking are the sessions whose members were asked to move them, by the keeper's numbers. It is safe for concurrent use.
+// asking has the sessions with a requested move, by the keeper's numbers. It is safe for concurrent use.
 type asking struct {
 	mu   sync.Mutex
 	all  map[string]asked
-	told map[string]string // in the log: why a session is in the way
+	told map[string]string // logged reasons, by session
 }
 
 type asked struct {
-	at      time.Time // the latest
+	at      time.Time // time of the latest request
 	first   time.Time
-	refused int // transfers that were refused before it was asked
+	refused int // rejected transfers before the request
 	err     error
 }
 
@@ -68,13 +68,13 @@ func (a *asking) of(s handoff.SessionReport) (asked, bool) {
 	return at, ok
 }
 
-// when is the time at which a session's member was asked the last time.
+// when returns the time of the latest request for a session.
 func (a *asking) when(s handoff.SessionReport) time.Time {
 	at, _ := a.of(s)
 	return at.at
 }
 
-// count is how many were asked, and how many of them could be.
+// count returns the number of requests, and of successful ones.
 func (a *asking) count() (all, could int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -86,13 +86,13 @@ func (a *asking) count() (all, could int) {
 	return len(a.all), could
 }
 
-// moves says whether a session's member was asked lately, and nothing has come of it yet.
+// moves reports whether a session's move was requested recently, without an outcome yet.
 func (a *asking) moves(s handoff.SessionReport, now time.Time) bool {
 	at, ok := a.of(s)
 	return ok && now.Sub(at.at) < drainAgain && at.err == nil && s.Rejected == at.refused
 }
 
-// blocked are the sessions of a keeper's report that are in the way of a drain. Sessions whose turn has not come are not.
+// blocked returns the blocking sessions of a keeper's report. Sessions waiting for their turn do not count.
 func (a *Agent) blocked(r handoff.Report, now time.Time) (out []Blocked) {
 	stuck := map[string]string{}
 	for _, s := range a.stuck(now) {
@@ -114,10 +114,10 @@ func (a *Agent) blocked(r handoff.Report, now time.Time) (out []Blocked) {
 	return out
 }
 
-// waitsLong is the time for which a session may wait for a member, in seconds, until it counts as blocked.
+// waitsLong is the wait for a member, in seconds, after which a session counts as blocked.
 const waitsLong = 1
 
-// blockedReason says what a session that is to move waits for; "": it moves, or its turn has not come.
+// blockedReason returns why a session does not move; "": it moves, or waits for its turn.
 func (a *Agent) blockedReason(s handoff.SessionReport, stuck map[string]string, now time.Time) string {
 	asked, ok := a.asked.of(s)
 	switch {
@@ -139,7 +139,7 @@ func (a *Agent) blockedReason(s handoff.SessionReport, stuck map[string]string, 
 	return ""
 }
 
-// tellBlocked logs every reason for which a session is in the way once.
+// tellBlocked logs each reason of a blocked session once.
 func (a *Agent) tellBlocked(all []Blocked) {
 	a.asked.mu.Lock()
 	defer a.asked.mu.Unlock()

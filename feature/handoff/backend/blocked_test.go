@@ -12,7 +12,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// odd is a member that is no client of ours.
+// odd is a member using the bare protocol.
 type odd struct {
 	t    *testing.T
 	conn *wire.Conn
@@ -32,7 +32,7 @@ func (s *server) odd(t *testing.T, name string, capabilities uint32) *odd {
 	return o
 }
 
-// say waits for the answer, where there is one.
+// say sends a message, and waits for the answer if it has one.
 func (o *odd) say(m *wire.Message, fds ...int) {
 	o.t.Helper()
 	if err := o.conn.Send(m, fds...); err != nil {
@@ -53,7 +53,7 @@ func (o *odd) say(m *wire.Message, fds ...int) {
 	}
 }
 
-// has gives the keeper a connection as the member's; the peer has sent a byte.
+// has gives the keeper a connection as the member's. The peer has sent a byte.
 func (o *odd) has(l net.Listener) (c *net.TCPConn, id uint64) {
 	o.t.Helper()
 	peer, err := net.Dial("tcp", l.Addr().String())
@@ -86,7 +86,8 @@ func (o *odd) has(l net.Listener) (c *net.TCPConn, id uint64) {
 	return c, id
 }
 
-// A drain names the sessions in its way with the reason, and they keep no other from moving, however many they are.
+// TestDrainNames checks that a drain lists the blocking sessions with reasons. They do not block other sessions,
+// however many they are.
 func TestDrainNames(t *testing.T) {
 	w := newWorld(t, 2, at4)
 	s := w.servers[0]
@@ -112,7 +113,7 @@ func TestDrainNames(t *testing.T) {
 	if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	go func() { // which has forgotten to commit
+	go func() { // a member without commits
 		for {
 			m, fds, err := eater.conn.Receive()
 			wire.CloseAll(fds)

@@ -8,8 +8,9 @@ import (
 	"github.com/weir-project/weir/feature/handoff/quarantine"
 )
 
-// await has packets wait here until it is known whether the session stays. The load balancer answers a Reclaim and sends what it held at
-// once, before this agent knows: sent back it would go to and fro, and soon be dropped. s.mu is held.
+// await buffers packets here until the session's owner is known. The load balancer answers a Reclaim and forwards its
+// buffered packets at once, before this agent knows the owner. Packets sent back would loop, and soon be dropped.
+// s.mu is held.
 func (a *Agent) await(s *sending) {
 	if s.parked {
 		return
@@ -20,8 +21,8 @@ func (a *Agent) await(s *sending) {
 	}
 }
 
-// release has packets that wait here go to the session's socket, if it stays here, or back to the load balancer: it has them wait, or
-// passes them to whoever owns the session.
+// release forwards packets buffered here. If the session stays they go to its socket. Otherwise they go back to the
+// load balancer, which buffers them or forwards them to the owner. s.mu is held.
 func (a *Agent) release(s *sending, stays bool) {
 	if !s.parked {
 		return

@@ -11,16 +11,16 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// carried is a session but for the kernel's part of it: what its application has said of it.
+// carried is the application's part of a session, without the kernel's.
 type carried struct {
-	Name   string // of the member that has had it
-	Label  string // of the listener that it came by
-	State  []byte // nil: nothing was committed yet
-	Unread []byte // out of the receive queue, and not accounted for by State
-	Replay uint64 // bytes that were written after State: they will be written again, and dropped then
+	Name   string // of its former member
+	Label  string // of the session's listener
+	State  []byte // nil: nothing committed yet
+	Unread []byte // taken from the receive queue, not included in State
+	Replay uint64 // bytes written after State: the application writes them again, and they are dropped
 }
 
-// The first byte of what travels from agent to agent, and of what an agent has its keeper keep.
+// Versions: the first byte of a session between agents, and of the state kept by a keeper.
 const (
 	carriedVersion = 1
 	keptVersion    = 1
@@ -28,8 +28,8 @@ const (
 
 var errCarried = errors.New("not a session of weir's agents")
 
-// append has, one behind the other, version, replay, name, label, state, unread, and what the kernel
-// knows (repair.State). All lengths are 4 bytes; numbers are in network byte order.
+// append appends version, replay, name, label, state, unread, and the kernel's state (repair.State). Lengths have 4
+// bytes. Numbers are in network byte order.
 func (c *carried) append(b, kernelState []byte) []byte {
 	b = append(b, carriedVersion)
 	b = binary.BigEndian.AppendUint64(b, c.Replay)
@@ -54,17 +54,17 @@ func parseCarried(b []byte) (c carried, kernelState []byte, err error) {
 	return c, r.b, nil
 }
 
-// kept is what an agent has the keeper keep of a session while it moves, in place of the application's state: whoever comes
-// after the agent goes on from here.
+// kept is the agent's state of a moving session. The keeper has it in place of the application's state. The agent's
+// successor continues from it.
 type kept struct {
 	Receiving bool
 	Epoch     move.Epoch   // of the move
-	Other     move.Backend // where it goes, or came from
-	ReuseAddr bool         // of a session being sent: repair overwrites it
-	Nonce     move.Nonce   // of a session being sent: that the move began with
-	Put       uint64       // of a session being received: the position before the unsent bytes of Kernel are sent
-	Carried   carried      // Unread is the keeper's own
-	Kernel    []byte       // of a session being received: repair.State, of which only what is unsent is in the queue
+	Other     move.Backend // destination or source
+	ReuseAddr bool         // when sending: repair mode overwrites it
+	Nonce     move.Nonce   // when sending: the nonce at the move's start
+	Put       uint64       // when receiving: the write position before Kernel's unsent bytes are sent
+	Carried   carried      // without Unread, which the keeper has
+	Kernel    []byte       // when receiving: repair.State with only the unsent bytes in the send queue
 }
 
 func (k *kept) append(b []byte) []byte {
@@ -73,7 +73,7 @@ func (k *kept) append(b []byte) []byte {
 	b = binary.BigEndian.AppendUint16(b, uint16(k.Other))
 	if k.Receiving {
 		b = binary.BigEndian.AppendUint64(b, k.Put)
-	} else { // in its place: agents that know of no births do not look there
+	} else { // at the same offset: agents without nonces do not read it
 		b = binary.BigEndian.AppendUint64(b, uint64(k.Nonce))
 	}
 	return k.Carried.append(b, k.Kernel)
@@ -112,7 +112,7 @@ func field(b, v []byte) []byte {
 	return append(binary.BigEndian.AppendUint32(b, uint32(len(v))), v...)
 }
 
-// reader takes apart; short says that there was less than was asked for.
+// reader parses fields. short means the data ended early.
 type reader struct {
 	b     []byte
 	short bool

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// A server's agent reads its certificate anew while it runs, and goes on moving sessions.
+// TestAgentReadsCertificateAnew checks that a running agent reloads its certificate, and still moves sessions.
 func TestAgentReadsCertificateAnew(t *testing.T) {
 	w := newWorld(t, 2, at4)
 	w.connected()

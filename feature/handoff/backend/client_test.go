@@ -19,8 +19,8 @@ import (
 	"github.com/weir-project/weir/feature/handoff/lb"
 )
 
-// talk answers each byte by one that depends on its place in the stream, so that none can be lost, doubled or changed, in
-// either direction, without the client's seeing it. Its state is the place.
+// talk answers each byte by a byte that depends on its stream position. The client thereby detects every lost,
+// repeated or changed byte, in both directions. talk's state is the position.
 func talk(s *handoff.Session) error {
 	var at uint64
 	if b := s.State(); len(b) == 8 {
@@ -52,7 +52,7 @@ func answer(b []byte, at uint64) {
 	}
 }
 
-// client is a stream that verifies what it hears.
+// client is a stream with verified answers.
 type client struct {
 	net.Conn
 	key      lb.Key
@@ -102,7 +102,7 @@ func (c *client) stream(size int, pause time.Duration) {
 	go func() { c.finished <- c.verify() }()
 }
 
-// put sends b, whose last byte may be urgent.
+// put sends b. Its last byte may be urgent.
 func (c *client) put(b []byte) error {
 	if !c.urgent {
 		_, err := c.Write(b)
@@ -150,7 +150,7 @@ func (c *client) stop() error {
 	return <-c.finished
 }
 
-// ask says something once, and verifies the answer.
+// ask sends a word, and verifies the answer.
 func (c *client) ask(word string) error {
 	if _, err := c.Write([]byte(word)); err != nil {
 		return err
@@ -161,7 +161,7 @@ func (c *client) ask(word string) error {
 	return c.verify()
 }
 
-// send has the member that has the session move it to another server.
+// send makes the session's member move it to another backend.
 func (w *world) send(c *client, to int) error {
 	for _, s := range w.servers {
 		for _, session := range s.member.Member().Sessions() {
@@ -173,13 +173,13 @@ func (w *world) send(c *client, to int) error {
 	return errors.New("nobody has the session")
 }
 
-// mustSend does, and waits until the other server's member has it.
+// mustSend is send. It waits until the other backend's member has the session.
 func (w *world) mustSend(c *client, to int) {
 	w.t.Helper()
 	back := w.back()
 	w.ask(c, to)
 	w.eventually(fmt.Sprint("the session is at server ", to), func() bool {
-		// A server whose member its agent does not know yet refuses, in the first moments.
+		// Initially an agent rejects sessions, until it knows its member.
 		if now := w.back(); now > back && !w.isAt(c, to) {
 			back = now
 			w.ask(c, to)
@@ -188,10 +188,10 @@ func (w *world) mustSend(c *client, to int) {
 	})
 }
 
-// back is how many sessions have come back to the server that was to give them away.
+// back returns the number of sessions returned to their source.
 func (w *world) back() (n uint64) {
 	for _, s := range w.servers {
-		if s.agent != nil { // else it is a process of its own
+		if s.agent != nil { // otherwise it is a separate process
 			st, err := s.agent.Status()
 			if err != nil {
 				w.t.Fatal(err)
@@ -202,8 +202,8 @@ func (w *world) back() (n uint64) {
 	return n
 }
 
-// ask has the keeper take the session for the other server. Agents that know each other tell their keepers a moment later: until
-// then nobody of the other's name is ready there.
+// ask asks the keeper to move the session to the other backend. Agents register at their keepers shortly after
+// connecting to each other. Until then the other backend's name is not ready.
 func (w *world) ask(c *client, to int) {
 	w.t.Helper()
 	var err error

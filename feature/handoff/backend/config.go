@@ -14,36 +14,36 @@ import (
 	"github.com/weir-project/weir/internal/strictyaml"
 )
 
-// Config is the section handoff.backend of weir.yaml: docs/BACKENDS.md tells each key.
+// Config is the section handoff.backend of weir.yaml. docs/BACKENDS.md describes each key.
 type Config struct {
 	strictyaml.Pos `yaml:"-" json:"-"`
 	Name           string        `yaml:"name"`      // in its certificate
 	Number         int           `yaml:"number"`    // at the load balancer
-	Address        netip.Addr    `yaml:"address"`   // where the load balancer sends this backend's packets
-	Weight         *int          `yaml:"weight"`    // of its share of new flows; absent: 1
-	Listen         string        `yaml:"listen"`    // host:port that other backends' agents connect to
-	Advertise      string        `yaml:"advertise"` // what they are told of it; absent: listen
+	Address        netip.Addr    `yaml:"address"`   // destination of the load balancer's packets for this backend
+	Weight         *int          `yaml:"weight"`    // share of new flows; absent: 1
+	Listen         string        `yaml:"listen"`    // host:port for other backends' agents
+	Advertise      string        `yaml:"advertise"` // address announced to them; absent: listen
 	TLS            peer.Files    `yaml:"tls"`
 	LB             LBConfig      `yaml:"lb" former:"front"`
 	Devices        []string      `yaml:"devices"`
-	Services       []string      `yaml:"services"` // absent: all of the load balancer
+	Services       []string      `yaml:"services"` // absent: all of the load balancer's
 	Keeper         string        `yaml:"keeper" path:"file"`
-	Buffer         bool          `yaml:"buffer" former:"park"` // packets of a session that leaves wait here, not at the load balancer
+	Buffer         bool          `yaml:"buffer" former:"park"` // buffer packets of departing sessions here, not at the load balancer
 	Timeout        time.Duration `yaml:"timeout" former:"patience" zero:"default"`
 	MaxQueues      int           `yaml:"max_queues" former:"limit" zero:"default"` // bytes of a session's queues
 }
 
-// LBConfig is where the load balancer's agent is.
+// LBConfig is the address of the load balancer's agent.
 type LBConfig struct {
 	Name    string   `yaml:"name"`  // in its certificate; absent: lb
-	Names   []string `yaml:"names"` // of those that the address may lead to, in place of name
+	Names   []string `yaml:"names"` // of all load balancers at the address, in place of name
 	Address string   `yaml:"address"`
 }
 
-// maxNumber is the highest that a load balancer's flows have room for.
+// maxNumber is the largest backend number in a load balancer's flow record.
 const maxNumber = 1<<10 - 1
 
-// Validate checks what the types cannot. Errors carry the place in the file.
+// Validate checks rules beyond the types. Errors contain the position in the file.
 func (c *Config) Validate() (errs []error) {
 	if c.Pos.Line == 0 {
 		return nil // the file lacks the section
@@ -95,7 +95,7 @@ func (c *Config) Validate() (errs []error) {
 	return errs
 }
 
-// options are what the file says.
+// options returns the file's settings as Options.
 func (c *Config) options() (Options, error) {
 	config, err := c.TLS.LoadFor(c.Name)
 	if err != nil {

@@ -14,11 +14,12 @@ import (
 	"github.com/weir-project/weir/feature/handoff/repair"
 )
 
-// Connection tracking remembers the windows of a connection. A session that leaves and comes back is elsewhere in its streams by then:
-// its packets are outside of the windows, thus invalid, and firewalls drop them. So the entry of a session goes when the session has
-// left, and before it is restored: conntrack then picks the connection up anew.
+// Connection tracking remembers a connection's windows. A session that moves away and back has advanced in the
+// meantime. Its packets are then outside the remembered windows: conntrack marks them invalid, and firewalls drop
+// them. The agent therefore deletes a session's entry after its departure and before a restore, and conntrack picks
+// the connection up anew.
 
-// untrack deletes the entries of a session, in every zone that is in use. It finds an entry by either direction: one end of it may be
+// untrack deletes the entries of a session, in every used zone. It looks up either direction, because one end may be
 // translated (NAT).
 func (a *Agent) untrack(f repair.Flow) {
 	err := a.inside(func() error {
@@ -37,7 +38,7 @@ func (a *Agent) untrack(f repair.Flow) {
 	}
 }
 
-// zones are those in which conntrack has entries; the one by default is always there.
+// zones are the conntrack zones with entries. Zone 0 is always included.
 type zones struct{ known atomic.Pointer[[]uint16] }
 
 func (z *zones) get() []uint16 {
@@ -47,15 +48,15 @@ func (z *zones) get() []uint16 {
 	return []uint16{0}
 }
 
-// zonesInterval is how often zones are looked for.
+// zonesInterval is the interval for reading the zones.
 const zonesInterval = 30 * time.Second
 
-// watchZones looks which zones of conntrack are in use at the services' addresses. Rules set them, and may change.
+// watchZones reads the used conntrack zones repeatedly, because firewall rules set them and may change.
 func (a *Agent) watchZones(ctx context.Context) {
 	for range (feature.Loop{Every: zonesInterval}).Turns(ctx) {
 		var now []uint16
 		if err := a.inside(func() (err error) { now, err = conntrack.Zones(); return err }); err == nil {
 			a.zones.known.Store(&now)
-		} // else what was known stays: this kernel may have no ctnetlink
+		} // otherwise keep the known zones: the kernel may lack ctnetlink
 	}
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/weir-project/weir/feature/handoff/conntrack"
 )
 
-// A session leaves and comes back where firewalls drop packets that conntrack takes for invalid, in a zone of its own as well.
+// TestMovesPastConntrack moves a session away and back past a firewall dropping invalid packets, also in a separate
+// conntrack zone.
 func TestMovesPastConntrack(t *testing.T) {
 	nft, err := exec.LookPath("nft")
 	if err != nil {
@@ -44,7 +45,7 @@ func TestMovesPastConntrack(t *testing.T) {
 			if err := cl.ask("hello"); err != nil {
 				t.Fatal(err)
 			}
-			if c.zone != "" { // as the look at it every half minute would find
+			if c.zone != "" { // as the periodic reading of the zones finds
 				for _, s := range w.servers {
 					z, err := []uint16(nil), error(nil)
 					w.in(s.ns, func() error { z, err = conntrack.Zones(); return err })
@@ -54,7 +55,7 @@ func TestMovesPastConntrack(t *testing.T) {
 					s.agent.zones.known.Store(&[]uint16{0, 7})
 				}
 			}
-			big := strings.Repeat("x", 200_000) // each time the windows are elsewhere when the session comes back
+			big := strings.Repeat("x", 200_000) // advances the windows on every round
 			for range 3 {
 				for _, to := range []int{2, 1} {
 					w.mustSend(cl, to)
@@ -63,7 +64,7 @@ func TestMovesPastConntrack(t *testing.T) {
 					}
 				}
 			}
-			for _, s := range w.servers { // TCP may get over what is dropped, slowly
+			for _, s := range w.servers { // TCP may slowly recover from drops
 				var out []byte
 				w.in(s.ns, func() (err error) {
 					out, err = exec.Command(nft, "list", "chain", "inet", "firewall", "in").CombinedOutput()
@@ -77,7 +78,7 @@ func TestMovesPastConntrack(t *testing.T) {
 	}
 }
 
-// Examine tells what keeps sessions from moving: doctor asks.
+// TestExamine checks the findings about obstacles to moves, for weir doctor.
 func TestExamine(t *testing.T) {
 	w := newWorld(t, 1, at4)
 	s := w.servers[0]

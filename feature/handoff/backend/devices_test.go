@@ -13,7 +13,8 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// An interface that is made again gets the quarantine from the agent that runs. While it is absent, the agent goes on and the state tells of it.
+// TestDeviceMadeAgain checks that a running agent attaches the quarantine to a recreated interface. While it is
+// missing the agent continues, and the state reports it.
 func TestDeviceMadeAgain(t *testing.T) {
 	w := newNetwork(t, 1, at4)
 	s := w.servers[0]

@@ -19,28 +19,28 @@ import (
 	"github.com/weir-project/weir/internal/sockdiag"
 )
 
-// Drained is how far emptying a backend has come.
+// Drained is the progress of a drain.
 type Drained struct {
 	Backend  string `json:"backend"`
-	Asked    int    `json:"asked"`    // sessions whose members were asked to move them
-	Left     int    `json:"left"`     // sessions of members that could move them
-	Immobile int    `json:"immobile"` // sessions of members that do not move any: they end in their own time
-	Others   int    `json:"others"`   // connections to the services that cannot move: of nginx, say
-	// Unnamed are sessions, of the others, of members of services that the load balancer does not name, by service.
+	Asked    int    `json:"asked"`    // sessions with a requested move
+	Left     int    `json:"left"`     // remaining sessions with members able to move them
+	Immobile int    `json:"immobile"` // sessions with members unable to move any: they end by themselves
+	Others   int    `json:"others"`   // connections to the services that cannot move, for example of nginx
+	// Unnamed counts the sessions among Others whose service is unknown to the load balancer, by service.
 	Unnamed map[string]int `json:"unnamed_services,omitempty"`
 	Blocked []Blocked      `json:"blocked,omitempty"`
 	Reason  string         `json:"reason,omitempty"`
 	Failed  bool           `json:"failed,omitempty"`
 }
 
-// Draining says how to drain.
+// Draining are the options of a drain.
 type Draining struct {
-	Undo bool // puts the backend back, and moves nothing
-	All  bool // waits as well for the end of connections that cannot move
+	Undo bool // restore the weight, and move nothing
+	All  bool // also wait for the end of immovable connections
 }
 
-// drain takes this backend out of the load balancer's share of new flows, and moves all of its sessions to the other backends. It
-// returns when no session is left that could move and the load balancer sends no new ones, or with the error of ctx.
+// drain sets this backend's share of new flows to zero, and moves all of its sessions to other backends. It returns
+// when no movable session remains and the load balancer sends no new ones, or with the error of ctx.
 func (a *Agent) drain(ctx context.Context, how Draining, progress func(Drained)) error {
 	again := how.Undo
 	a.mu.Lock()
@@ -64,7 +64,7 @@ func (a *Agent) drain(ctx context.Context, how Draining, progress func(Drained))
 		return nil
 	}
 	for {
-		out, err := a.outOfShare() // before it is counted what has come until then
+		out, err := a.outOfShare() // before counting, to include sessions that have come until then
 		if err != nil {
 			return err
 		}
@@ -91,10 +91,10 @@ func (a *Agent) drain(ctx context.Context, how Draining, progress func(Drained))
 	}
 }
 
-// unknown is what the load balancer has not said.
+// unknown is a value that the load balancer has not sent.
 const unknown = -1
 
-// outOfShare says whether the load balancer gives this backend no new sessions any more.
+// outOfShare reports whether the load balancer gives this backend no more new sessions.
 func (a *Agent) outOfShare() (bool, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -106,11 +106,11 @@ func (a *Agent) outOfShare() (bool, error) {
 
 const (
 	drainEvery  = 50 * time.Millisecond
-	drainAtOnce = 64              // sessions on their way
-	drainAgain  = 2 * time.Second // until a member is asked once more
+	drainAtOnce = 64              // sessions under way at once
+	drainAgain  = 2 * time.Second // before a member is asked again
 )
 
-// drainStep asks members to move some of what is left: first those that were not asked yet.
+// drainStep requests the move of some remaining sessions, sessions without a request first.
 func (a *Agent) drainStep(ctx context.Context) (Drained, error) {
 	d := Drained{Backend: a.o.Name}
 	r, err := handoff.Status(ctx, a.o.Keeper)
@@ -159,9 +159,8 @@ func (a *Agent) drainStep(ctx context.Context) (Drained, error) {
 	return d, nil
 }
 
-// others counts the connections to the services' addresses that cannot move, and end with their programs: the keeper does not
-// know them, or knows them as sessions of a service that the load balancer does not name. These are counted by their service
-// too.
+// others counts the connections to the services' addresses that cannot move. They are unknown to the keeper, or
+// belong to services unknown to the load balancer. The latter are also counted by service.
 func (a *Agent) others(r handoff.Report) (n int, unnamed map[string]int, err error) {
 	sockets, err := a.sockets(a.listens())
 	if err != nil {
@@ -175,7 +174,7 @@ func (a *Agent) others(r handoff.Report) (n int, unnamed map[string]int, err err
 	for _, e := range entries {
 		moving[e.Flow] = e.State != quarantine.Pass
 	}
-	service := map[string]string{} // of a session of the keeper's
+	service := map[string]string{} // by session number at the keeper
 	for _, v := range r.Services {
 		for _, s := range v.Sessions {
 			service[s.ID] = v.Name
@@ -184,7 +183,7 @@ func (a *Agent) others(r handoff.Report) (n int, unnamed map[string]int, err err
 	home := a.known.Load().home
 	unnamed = map[string]int{}
 	for f, s := range sockets {
-		ended := s.Inode == 0 && s.State == sockdiag.FinWait2 // its program has closed it, and all has arrived
+		ended := s.Inode == 0 && s.State == sockdiag.FinWait2 // closed by its program, and all data has arrived
 		name, kept := service[strconv.FormatUint(s.Cookie, 10)]
 		if ended || moving[f] || kept && home[name] != nil {
 			continue
@@ -199,7 +198,7 @@ func (a *Agent) others(r handoff.Report) (n int, unnamed map[string]int, err err
 
 var errNoServer = errors.New("no other backend is connected that has a member for it")
 
-// askToMove has a session's member move it to another backend.
+// askToMove requests a session's member to move it to another backend.
 func (a *Agent) askToMove(ctx context.Context, v handoff.ServiceReport, s handoff.SessionReport) error {
 	err := errNoServer
 	if to := a.leastLoaded(v); to != "" {
@@ -212,7 +211,8 @@ func (a *Agent) askToMove(ctx context.Context, v handoff.ServiceReport, s handof
 	return err
 }
 
-// leastLoaded is the way to another backend, of those that are open and do not say that they have no member the one by which the fewest sessions have gone.
+// leastLoaded returns the way to the backend with the fewest sessions sent to it. It skips closed ways, and backends
+// without a member.
 func (a *Agent) leastLoaded(v handoff.ServiceReport) string {
 	best, least := "", uint64(math.MaxUint64)
 	for _, m := range v.Members {

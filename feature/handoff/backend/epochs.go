@@ -9,31 +9,33 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
-// owned is in which epoch a session is this backend's. Nobody says when it ends, and another may come from the same port.
+// owned is the epoch of a session owned by this backend. It may be outdated: the session may have ended, and the port
+// may be in use again.
 type owned struct {
-	session uint64 // to the keeper: the cookie of its socket
+	session uint64 // number at the keeper: the cookie of its socket
 	epoch   move.Epoch
-	doubt   bool // the load balancer may know another epoch, or none: it is asked before the next move
+	doubt   bool // the load balancer may have another epoch, or none: ask it before the next move
 
 	nonce move.Nonce // of the load balancer's record
-	by    uint64     // instance of the load balancer's agent that has said it
+	by    uint64     // instance of the load balancer's agent that sent it
 	at    time.Time
 }
 
-// nonceTime is for how long a birth is believed, and of no other life of the load balancer's agent. A load balancer forgets no flow so soon
-// that it has just spoken of, and one whose machine has begun anew has a new agent.
+// nonceTime is the validity of a nonce, within one incarnation of the load balancer's agent. A load balancer does not
+// forget a recently reported flow so soon, and after a reboot it has a new agent.
 const nonceTime = time.Minute
 
 func (a *Agent) setEpoch(id peer.Flow, o owned) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(a.epochs) >= maxEpochs {
-		clear(a.epochs) // the load balancer knows them, too
+		clear(a.epochs) // the load balancer has them, too
 	}
 	a.epochs[id] = o
 }
 
-// lookupEpoch is what is remembered of a session; known says that it need not be asked for. The birth is 0 where nobody has said it lately.
+// lookupEpoch returns the remembered epoch and nonce of a session. known is false if the load balancer must be asked.
+// The nonce is 0 if it is not recent.
 func (a *Agent) lookupEpoch(s *sending) (e move.Epoch, b move.Nonce, known bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -48,5 +50,5 @@ func (a *Agent) lookupEpoch(s *sending) (e move.Epoch, b move.Nonce, known bool)
 	return o.epoch, b, !o.doubt
 }
 
-// maxEpochs are remembered.
+// maxEpochs is the maximum of remembered epochs.
 const maxEpochs = 1 << 18

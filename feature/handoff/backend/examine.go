@@ -15,10 +15,10 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// trackLoose is whether conntrack takes up connections whose beginning it has not seen.
+// trackLoose is the sysctl that makes conntrack pick up established connections.
 const trackLoose = "/proc/sys/net/netfilter/nf_conntrack_tcp_loose"
 
-// examine looks at what keeps sessions from moving in the network namespaces of backends' agents: doctor asks.
+// examine checks for obstacles to moves in the network namespaces of backends' agents, for weir doctor.
 func examine(r *kernel.Root) (out []feature.Finding, err error) {
 	all, _, err := quarantine.Store.All(r) // State reports unreadable ones
 	for _, inst := range all {
@@ -35,11 +35,11 @@ func examine(r *kernel.Root) (out []feature.Finding, err error) {
 	return out, err
 }
 
-// examineTracking looks at the conntrack of this network namespace.
+// examineTracking checks the conntrack of this network namespace.
 func examineTracking(object string) (out []feature.Finding) {
 	loose, err := os.ReadFile(trackLoose)
 	if err != nil {
-		return nil // there is no conntrack
+		return nil // no conntrack
 	}
 	if strings.TrimSpace(string(loose)) == "0" {
 		out = append(out, feature.Finding{Object: object, Text: "nf_conntrack_tcp_loose is 0: packets of sessions that have moved here are invalid to conntrack, and rules that drop such packets (ct state invalid) end the sessions",
@@ -53,7 +53,7 @@ func examineTracking(object string) (out []feature.Finding) {
 	return out
 }
 
-// examineAgent looks at whom an agent lacks.
+// examineAgent checks an agent's connections.
 func examineAgent(object string, s Status) (out []feature.Finding) {
 	switch {
 	case s.LBRejects != "":

@@ -12,7 +12,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// doctor tells of a backend whose network namespace is gone.
+// TestExamineGone checks that doctor reports a backend of a gone network namespace.
 func TestExamineGone(t *testing.T) {
 	nstest.NeedRoot(t)
 	w, root := nstest.NewWire(t), kernel.OpenRoot(nstest.BPFFS+"/backend-gone")
@@ -46,7 +46,8 @@ func TestExamineGone(t *testing.T) {
 	}
 }
 
-// doctor says whom an agent lacks; an agent that has all is no finding.
+// TestExamineAgent checks that doctor reports missing connections of an agent, and nothing about a fully connected
+// one.
 func TestExamineAgent(t *testing.T) {
 	for _, c := range []struct {
 		s    Status

@@ -14,7 +14,7 @@ import (
 	"github.com/weir-project/weir/internal/strictyaml"
 )
 
-// The examples are files that the agents take.
+// TestExampleFiles checks that the agents accept the example files.
 func TestExampleFiles(t *testing.T) {
 	const dir = "../../../examples/handoff/"
 	f, err := loadLB(dir + "lb.yaml")
@@ -62,7 +62,7 @@ func loadBackend(file string) (*Config, error) {
 	return &c.Handoff.Backend, errors.Join(c.Handoff.Backend.Validate()...)
 }
 
-// So are those of two load balancers, and the daemons take theirs.
+// TestExamplePair checks the example files of two load balancers, with the daemons of their configurations.
 func TestExamplePair(t *testing.T) {
 	const dir = "../../../examples/handoff/"
 	f, err := loadLB(dir + "lb-a.yaml")
@@ -79,7 +79,7 @@ func TestExamplePair(t *testing.T) {
 	if out, err := exec.Command("bird", "-p", "-c", dir+"bird.conf").CombinedOutput(); err != nil {
 		t.Errorf("bird: %v: %s", err, out)
 	}
-	// Its interfaces are not here: that is all it may find fault with.
+	// Only the missing interfaces are acceptable errors.
 	out, err := exec.Command("keepalived", "--config-test", "--use-file="+dir+"keepalived.conf").CombinedOutput()
 	for _, line := range strings.Split(strings.TrimSpace(string(out)), "\n") {
 		if line != "" && !strings.Contains(line, "doesn't exist") && !strings.Contains(line, "Non-existent interface") {

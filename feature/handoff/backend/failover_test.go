@@ -22,17 +22,17 @@ import (
 	"github.com/weir-project/weir/kernel/probe"
 )
 
-// balancers are two load balancers, of which a protocol of the network chooses the one that has the addresses.
+// balancers are two load balancers. A network protocol gives the addresses to one of them.
 type balancers struct {
 	*world
 	ns     [2]*netns.Handle
 	stops  [2]func()
-	others [2]*netns.Handle // clients
+	others [2]*netns.Handle // namespaces of further clients
 }
 
 var balancerNames = [2]string{"lb-a", "lb-b"}
 
-// start starts a load balancer, with these devices.
+// start starts a load balancer with these devices.
 func (b *balancers) start(i int, devices, more string) {
 	b.t.Helper()
 	cert, key, signers := b.ca.Files(balancerNames[i])
@@ -48,7 +48,7 @@ services:
 %s`, balancerNames[i], cert, key, signers, devices, balancerNames[1-i], 2-i, b.at, more))
 }
 
-// serve starts a server, whose agent follows an address.
+// serve starts a backend's agent with a load balancer address.
 func (b *balancers) serve(s *server, address, lb, device string) {
 	b.t.Helper()
 	cert, key, signers := b.ca.Files(fmt.Sprint("s", s.number))
@@ -77,7 +77,7 @@ func (b *balancers) status(i int) (lb.Status, bool) {
 	return lb.Status{}, false
 }
 
-// leads waits until the agents of all servers are at a load balancer.
+// leads waits until all backends' agents are connected to a load balancer.
 func (b *balancers) leads(i int) {
 	b.t.Helper()
 	b.eventually("the servers' agents are at "+balancerNames[i], func() bool {
@@ -106,7 +106,7 @@ func (b *balancers) goOn(clients []*client) {
 	}
 }
 
-// dialBy has clients of a namespace come.
+// dialBy connects n clients from a namespace.
 func (b *balancers) dialBy(ns *netns.Handle, n int) (out []*client) {
 	b.t.Helper()
 	before := b.client
@@ -122,7 +122,7 @@ func (b *balancers) dialBy(ns *netns.Handle, n int) (out []*client) {
 	return out
 }
 
-// moveSome moves every second session to the other server.
+// moveSome moves every second session to the other backend.
 func (b *balancers) moveSome(clients []*client) {
 	b.t.Helper()
 	for i, c := range clients {
@@ -133,7 +133,7 @@ func (b *balancers) moveSome(clients []*client) {
 	b.settled()
 }
 
-// daemon runs a program of the network in a namespace until the test ends, or stop is called.
+// daemon runs a network daemon in a namespace until the test ends, or stop is called.
 func (b *balancers) daemon(ns *netns.Handle, name string, args ...string) (stop func()) {
 	b.t.Helper()
 	path, err := exec.LookPath(name)
@@ -146,7 +146,7 @@ func (b *balancers) daemon(ns *netns.Handle, name string, args ...string) (stop 
 	b.in(ns, c.Start)
 	done := make(chan struct{})
 	go func() {
-		_ = c.Wait() // ended by us
+		_ = c.Wait() // ended by the test
 		close(done)
 	}()
 	stop = func() {
@@ -188,7 +188,7 @@ func (b *balancers) plug(sw *netns.Handle, segment string, ns *netns.Handle, dev
 	})
 }
 
-// port raises a port of the switch, or has it down.
+// port sets a port of the switch up or down.
 func (b *balancers) port(sw *netns.Handle, name string, up bool) {
 	b.t.Helper()
 	b.in(sw, func() error {
@@ -215,7 +215,7 @@ func (b *balancers) sysctl(ns *netns.Handle, values map[string]string) {
 	})
 }
 
-// gateway has a namespace send all by an address.
+// gateway sets a namespace's default route.
 func (b *balancers) gateway(ns *netns.Handle, via string) {
 	b.t.Helper()
 	b.in(ns, func() error {
@@ -280,8 +280,9 @@ vrrp_instance servers {
 }
 `
 
-// keepalived gives the addresses of two load balancers to one of them. The machine that has them is lost, comes back, and both have
-// them; nobody but keepalived says which of both is to go on. Sessions go on, moved or not, and can be moved.
+// TestKeepalived gives the addresses to one of two load balancers with keepalived. The active machine is lost,
+// returns, and finally both are active. Only keepalived chooses the survivor. Sessions continue, moved or not, and
+// can move.
 func TestKeepalived(t *testing.T) {
 	b := newBalancers(t)
 	sw := nstest.NewNetns(t)
@@ -351,7 +352,7 @@ func TestKeepalived(t *testing.T) {
 	b.moveSome(clients)
 	b.goOn(clients)
 
-	if err := lb.Remove(t.Context(), kernel.OpenRoot(b.root.Path()), b.ns[0], balancerNames[0]); err != nil { // it has nothing when it is back
+	if err := lb.Remove(t.Context(), kernel.OpenRoot(b.root.Path()), b.ns[0], balancerNames[0]); err != nil { // it returns without state
 		t.Fatal(err)
 	}
 	b.start(0, "[c, s]", "")
@@ -359,8 +360,8 @@ func TestKeepalived(t *testing.T) {
 		s, ok := b.status(0)
 		return ok && !s.Starting && s.Partner.Connected
 	})
-	// From here on neither hears that the other one is there: both have the addresses. The network sends one client's packets to
-	// each, and the servers' to the first.
+	// From here on the two do not hear each other, and both have the addresses. The network sends one client's
+	// packets to each, and the backends' packets to the first.
 	drop := b.file("rules", "table ip split {\n chain hear {\n type filter hook input priority 0\n ip protocol 112 drop\n }\n}\n")
 	for _, ns := range b.ns {
 		b.in(ns, func() error { return exec.Command("nft", "-f", drop).Run() })
@@ -385,8 +386,8 @@ func TestKeepalived(t *testing.T) {
 	b.partition(clients)
 }
 
-// partition cuts what two load balancers that are both active hear of each other. What moves meanwhile stands still where its
-// packets come by the one that does not hear of it, and is not reset.
+// partition cuts the connection between two active load balancers. A session moved meanwhile stalls if its packets
+// pass the uninformed one. It is not reset.
 func (b *balancers) partition(clients []*client) {
 	b.t.Helper()
 	b.link(false)
@@ -396,13 +397,13 @@ func (b *balancers) partition(clients []*client) {
 		two, also := b.status(1)
 		return ok && also && !one.Partner.Connected && !two.Partner.Connected && two.Partner.Apart
 	})
-	c := clients[len(clients)-1] // its packets come by the second one
+	c := clients[len(clients)-1] // its packets pass the second one
 	at := b.servesAt(c)
 	b.eventually("it moves", func() bool {
 		if b.servesAt(c) != at {
 			return true
 		}
-		_ = b.sendAt(c, 3-at) // while the ways are shut it is asked for again
+		_ = b.sendAt(c, 3-at) // retried while the ways are closed
 		return false
 	})
 	strays := b.servers[at-1].status().Quarantine.Strays
@@ -416,13 +417,13 @@ func (b *balancers) partition(clients []*client) {
 	b.goOn(clients)
 }
 
-// link raises what the load balancers hear each other by, or cuts it.
+// link sets the connection between the load balancers up or down.
 func (b *balancers) link(up bool) {
 	b.t.Helper()
 	b.port(b.ns[0], "x", up)
 }
 
-// neighbour has a namespace send what is for an address to a load balancer.
+// neighbour makes a namespace send packets for an address to a load balancer.
 func (b *balancers) neighbour(ns *netns.Handle, addr string, of *netns.Handle, device string) {
 	b.t.Helper()
 	var mac net.HardwareAddr

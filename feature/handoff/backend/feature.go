@@ -28,8 +28,8 @@ import (
 // Name is the feature's name.
 const Name = "backend"
 
-// Feature is a backend of a load balancer as the backend sees it. weir apply records what the file says, for the network
-// namespace in which it runs; weir serve runs the agent by it there.
+// Feature is a backend of a load balancer, seen from the backend. weir apply records the section for the network
+// namespace of the command. weir serve runs the agent there.
 type Feature struct{}
 
 var (
@@ -51,7 +51,7 @@ var (
 
 var applied = feature.Applied[Config]{Feature: Name}
 
-// State is what is applied for this network namespace.
+// State is the applied configuration of this network namespace.
 type State struct {
 	Spec       *Config              `json:"spec"`                 // nil: none
 	Unreadable instances.Unreadable `json:"unreadable,omitempty"` // of all network namespaces
@@ -60,13 +60,13 @@ type State struct {
 	failures []feature.Finding // of all network namespaces
 }
 
-// Failures implements feature.Failing: network namespaces that are gone, devices at which nothing of a quarantine runs.
+// Failures implements feature.Failing: missing network namespaces, and devices without the quarantine's programs.
 func (st State) Failures() []feature.Finding { return st.failures }
 
 // Unread implements feature.Unreads.
 func (st State) Unread() instances.Unreadable { return st.Unreadable }
 
-// Err is about backends that cannot be read, nil if all can. Faults tell of damage.
+// Err is an error about unreadable backends, nil if all are readable. Damaged ones are left to the host's faults.
 func (s State) Err() error { return s.Unreadable.WithoutDamage().Err() }
 
 // Name implements feature.Feature.
@@ -83,14 +83,14 @@ func (Feature) Spec(d *feature.Document) (Config, bool) {
 	return feature.Section[Config](d.Sections, Name)
 }
 
-// Listens implements feature.Listener: where other backends' agents connect to.
+// Listens implements feature.Listener: the address for other backends' agents.
 func (Feature) Listens(c Config) []feature.Listen { return []feature.Listen{listens(&c)} }
 
 func listens(c *Config) feature.Listen {
 	return feature.Listen{Pos: c.Pos, Section: "handoff.backend", Address: c.Listen}
 }
 
-// Needs implements feature.Feature. They are optional for a backend that is no backend.
+// Needs implements feature.Feature. The needs are optional if the file has no backend.
 func (Feature) Needs(c Config) []kernel.Need {
 	tcx := kernel.TCXLink
 	tcx.For = "backends whose sessions move to other backends (handoff.backend in weir.yaml); without it they do with tc filters"
@@ -119,7 +119,7 @@ func (Feature) State(_ context.Context, r *kernel.Root) (s State, err error) {
 	if s.Spec != nil {
 		s.failures = append(s.failures, listens(s.Spec).Failures("backend "+s.Spec.Name)...)
 	}
-	gone, _ := applied.Gone(r) // a namespace that this user may not enter is none
+	gone, _ := applied.Gone(r) // namespaces not accessible to this user are skipped
 	for _, rec := range gone {
 		s.failures = append(s.failures, feature.Failure("backend "+rec.Spec.Name, fmt.Sprintf("its network namespace net:[%s] is gone", rec.Scope), feature.RemedyGone))
 	}
@@ -159,7 +159,8 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (p feature.Pla
 	return p, err
 }
 
-// stays tells whether the backend of this network namespace stays as it is, since it or its quarantine cannot be read.
+// stays reports whether the backend of this network namespace must not change, because it or its quarantine is
+// unreadable.
 func (s State) stays() (bool, error) {
 	ns, err := netns.Current()
 	if err != nil {
@@ -175,7 +176,7 @@ func (s State) stays() (bool, error) {
 // declared reports whether the file has the section.
 func (c *Config) declared() bool { return c.Name != "" }
 
-// ready refuses a certificate that the agent could not use, and warns of interfaces that are not there yet.
+// ready rejects an unusable certificate, and warns about missing interfaces.
 func (c *Config) ready(p *feature.Plan) error {
 	if _, err := c.TLS.LoadFor(c.Name); err != nil {
 		return c.Pos.Errorf("handoff.backend.tls: %w", err)
@@ -188,7 +189,8 @@ func (c *Config) ready(p *feature.Plan) error {
 	return nil
 }
 
-// loopback refuses the loopback among the devices. A backend that has it already keeps it, with a warning: weir took such a file before.
+// loopback rejects the loopback among the devices. An existing backend keeps it, with a warning, because earlier
+// versions accepted it.
 func (s State) loopback(p *feature.Plan, c *Config) {
 	switch {
 	case !slices.Contains(c.Devices, loopback):
@@ -204,7 +206,7 @@ const (
 	loopbackText = "nothing of the load balancer comes by the loopback, and sessions of this host's own clients do not move: leave it out"
 )
 
-// listens tells of an address at which no agent could connect.
+// listens warns about an unusable listen address: no agent could connect there.
 func (s State) listens(p *feature.Plan, c *Config) {
 	was := ""
 	if s.Spec != nil {
@@ -213,7 +215,7 @@ func (s State) listens(p *feature.Plan, c *Config) {
 	listens(c).Await(p, was)
 }
 
-// detached warns of devices that are there, and at which nothing of the quarantine of this network namespace runs: the agent attaches it.
+// detached warns about devices without the quarantine's programs in this network namespace. The agent attaches them.
 func (s State) detached(p *feature.Plan) error {
 	ns, err := netns.Current()
 	if err != nil {
@@ -228,8 +230,8 @@ func (s State) detached(p *feature.Plan) error {
 	return nil
 }
 
-// removeHere removes the quarantine and the spec of this network namespace. The quarantine goes first: killed in between, the next command
-// begins again.
+// removeHere removes the quarantine and the spec of this network namespace. The quarantine goes first: after a kill
+// in between, the next command starts over.
 func removeHere(l *kernel.WriteLock) error {
 	ns, err := netns.Current()
 	if err != nil {
@@ -244,7 +246,7 @@ func removeHere(l *kernel.WriteLock) error {
 	return applied.Remove(l)
 }
 
-// Explain implements feature.Explainer: the tunnel that a packet comes by, and the quarantine of its session.
+// Explain implements feature.Explainer: the packet's tunnel, and the quarantine of its session.
 func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]feature.Verdict, error) {
 	out, err := tunnel.Explain(p)
 	if err != nil {
@@ -254,7 +256,7 @@ func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]f
 	return append(out, more...), err
 }
 
-// Remove implements feature.Feature: the quarantines of all network namespaces.
+// Remove implements feature.Feature: it removes the quarantines of all network namespaces.
 func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
 	all, err := quarantine.Store.Keys(l.Root)
 	err = errors.Join(err, quarantine.RemoveAll(l), applied.RemoveAll(l))
@@ -266,7 +268,7 @@ func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
 	return err
 }
 
-// Recover implements feature.Recoverer: quarantines and specs whose network namespace is gone are removed.
+// Recover implements feature.Recoverer: it removes quarantines and specs of gone network namespaces.
 func (Feature) Recover(l *kernel.WriteLock) error {
 	defer control.Sweep()
 	return errors.Join(quarantine.Store.RemoveGone(l), applied.RemoveGone(l))
@@ -280,7 +282,7 @@ func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) erro
 // WithKeeper implements feature.KeeperUser.
 func (Feature) WithKeeper(socket string) feature.Runner { return runner{keeper: socket} }
 
-// runner runs the agent beside a keeper, which the file may override.
+// runner runs the agent with a keeper's socket. The file may override it.
 type runner struct{ keeper string }
 
 // Run implements feature.Runner.
@@ -314,7 +316,7 @@ func (f Feature) PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) 
 	return f.Plan(ctx, have, was)
 }
 
-// Report is what weir status shows of this network namespace.
+// Report is the output of weir status for this network namespace.
 type Report struct {
 	Spec  *Config `json:"spec"`
 	Agent *Status `json:"agent"` // nil: it does not answer
@@ -322,7 +324,7 @@ type Report struct {
 	Unreadable instances.Unreadable `json:"unreadable,omitempty"` // of all network namespaces
 }
 
-// Err is about backends that cannot be read, nil if all can.
+// Err is an error about unreadable backends, nil if all are readable.
 func (r Report) Err() error { return r.Unreadable.WithoutDamage().Err() }
 
 // Empty implements feature.Emptier.
@@ -335,17 +337,17 @@ func (f Feature) Report(ctx context.Context, r *kernel.Root, _ []kernel.Fault) (
 	if err != nil || st.Spec == nil {
 		return out, err
 	}
-	if s, err := StatusHere(ctx); err == nil { // else the state tells
+	if s, err := StatusHere(ctx); err == nil { // otherwise the state has the failure
 		out.Agent = &s
 	}
 	return out, nil
 }
 
-// certificateNear is how long before its end a certificate is warned of.
+// certificateNear is the time before a certificate's expiry from which it is reported.
 const certificateNear = 7 * 24 * time.Hour
 
-// Examine implements feature.Examiner: a network namespace that is gone, conntrack that is in the way, an agent that does not answer or has nobody to work with, a
-// certificate that ends soon.
+// Examine implements feature.Examiner: a gone network namespace, conntrack problems, an agent without an answer or
+// connections, an expiring certificate.
 func (f Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
 	st, serr := f.State(ctx, r)
 	more, err := examine(r)
@@ -372,7 +374,7 @@ func (f Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding
 // AgentPins implements feature.AgentPins.
 func (Feature) AgentPins() string { return quarantine.Store.Feature }
 
-// PlanUpgrade implements feature.Upgrader: the programs of the quarantines.
+// PlanUpgrade implements feature.Upgrader for the programs of the quarantines.
 func (Feature) PlanUpgrade(_ context.Context, r *kernel.Root) (feature.Plan, error) {
 	return quarantine.PlanUpgrade(r)
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/lb"
 )
 
-// dialFrom has a client come from a port.
+// dialFrom connects a client from a port.
 func (w *world) dialFrom(port uint16) *client {
 	w.t.Helper()
 	var c net.Conn
@@ -21,7 +21,7 @@ func (w *world) dialFrom(port uint16) *client {
 	return &client{Conn: c}
 }
 
-// forget has the load balancer know no flow any more, as after a reboot.
+// forget makes the load balancer forget all flows, as after a reboot.
 func (w *world) forget() {
 	w.t.Helper()
 	if _, err := w.lb.Forget(0, 0); err != nil {
@@ -36,7 +36,7 @@ func (w *world) mustAsk(c *client, word string) {
 	}
 }
 
-// roundTrip has a session that was moved twice at the first server, which remembers its epoch.
+// roundTrip moves a session twice, back to the first backend. It then remembers its epoch.
 func (w *world) roundTrip(c *client) {
 	w.t.Helper()
 	w.mustAsk(c, "hello")
@@ -46,7 +46,7 @@ func (w *world) roundTrip(c *client) {
 	w.mustAsk(c, "and back")
 }
 
-// A session that the load balancer has learned anew, in epoch 0, moves on.
+// TestLearnedAnew moves a session that the load balancer has learned again in epoch 0.
 func TestLearnedAnew(t *testing.T) {
 	w := newWorld(t, 2, at4)
 	c := w.dialFrom(5555)
@@ -61,7 +61,8 @@ func TestLearnedAnew(t *testing.T) {
 	}
 }
 
-// A session that the load balancer does not know stays, unharmed, and moves when it is asked for once more.
+// TestUnknownStays checks that a session unknown to the load balancer stays unharmed, and moves at the second
+// request.
 func TestUnknownStays(t *testing.T) {
 	w := newWorld(t, 2, at4)
 	c := w.dialFrom(5555)
@@ -74,11 +75,11 @@ func TestUnknownStays(t *testing.T) {
 		return err == nil && st.Returned == 1 && st.Sending == 0 && st.Rejected["departure"] == 1
 	})
 	w.mustBeAt(c, 1)
-	w.mustSend(c, 2) // the load balancer is asked, and learns whose it is
+	w.mustSend(c, 2) // asks the load balancer, which learns the owner
 	w.mustAsk(c, "there again")
 }
 
-// A session that the load balancer has never known, or has forgotten, and that has never moved, moves.
+// TestUnknownMoves moves a session without earlier moves that the load balancer never knew, or has forgotten.
 func TestUnknownMoves(t *testing.T) {
 	w := newWorld(t, 2, at4)
 	c := w.dialFrom(5555)
@@ -89,13 +90,13 @@ func TestUnknownMoves(t *testing.T) {
 	w.mustAsk(c, "there")
 }
 
-// Of a session that has ended nothing is remembered for the next one from the same port.
+// TestSamePort checks that a session inherits nothing from an earlier one of the same port.
 func TestSamePort(t *testing.T) {
 	w := newWorld(t, 2, at4)
 	c := w.dialFrom(5555)
 	w.roundTrip(c)
 	for _, s := range w.servers[0].member.Member().Sessions() {
-		if err := s.CloseWrite(); err != nil { // before the client, whose port is free then
+		if err := s.CloseWrite(); err != nil { // before the client, to free its port
 			t.Fatal(err)
 		}
 	}

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// What an agent keeps of a session at its keeper is read back as it was written, and anything else is refused.
+// FuzzKept checks that the agent's kept state is read back unchanged, and other data is rejected.
 func FuzzKept(f *testing.F) {
 	k := kept{Receiving: true, Epoch: 3, Other: 2, Put: 9, Carried: carried{Name: "a", Label: "b", State: []byte("s"), Unread: []byte("u")}, Kernel: []byte("kk")}
 	f.Add(k.append(nil))

@@ -8,8 +8,8 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// handIn gives the session to a member of this backend. It asks for that without a wait, and before anything else is done: the
-// client waits, too. r.mu is held.
+// handIn gives the session to a member of this backend. It sends the request first and does not wait for the answer,
+// because the client is waiting. r.mu is held.
 func (a *Agent) handIn(r *receiving) {
 	m, turn := r.transfer(), r.turn
 	m.Type, m.Name = wire.Transfer, r.c.Name
@@ -20,7 +20,7 @@ func (a *Agent) handIn(r *receiving) {
 		case r.mu.TryLock():
 			a.handedIn(r, turn)
 			r.mu.Unlock()
-		default: // who reads what the keeper says waits for nobody
+		default: // the reader of the keeper's connection must not block
 			a.workers.run(func() {
 				r.mu.Lock()
 				defer r.mu.Unlock()
@@ -33,16 +33,16 @@ func (a *Agent) handIn(r *receiving) {
 	}
 }
 
-// transfer is what a member is to be given.
+// transfer returns the message for the member.
 func (r *receiving) transfer() wire.Message {
 	return wire.Message{Session: r.session, Read: r.read, Written: r.written + r.pending, State: r.c.State, Unread: r.c.Unread}
 }
 
-// handInAgain does so until a member has it.
+// handInAgain retries until a member has the session.
 func (a *Agent) handInAgain(r *receiving, turn int) {
 	r.mu.Lock()
 	fd, err := unix.FcntlInt(uintptr(max(r.fd, 0)), unix.F_DUPFD_CLOEXEC, 0)
-	if r.fd < 0 || err != nil || r.turn != turn { // called off meanwhile, or somebody else's
+	if r.fd < 0 || err != nil || r.turn != turn { // discarded meanwhile, or handled by a later turn
 		r.mu.Unlock()
 		if err == nil {
 			unix.Close(fd)
@@ -67,7 +67,7 @@ func (a *Agent) handInAgain(r *receiving, turn int) {
 	a.handedIn(r, turn)
 }
 
-// handedIn lets go of a session that a member has, unless it, or another, has come meanwhile. r.mu is held.
+// handedIn releases a session delivered to a member, unless another one has arrived meanwhile. r.mu is held.
 func (a *Agent) handedIn(r *receiving, turn int) {
 	a.o.Step(stepHandedIn)
 	if r.fd >= 0 && r.turn == turn {

@@ -15,18 +15,18 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// How an agent gets along with a keeper.
+// Timing of connections to a keeper.
 const (
-	keeperTimeout = 2 * time.Second // for one that does not read, or does not answer
+	keeperTimeout = 2 * time.Second // for a keeper that does not read or answer
 	keeperRetry   = 250 * time.Millisecond
 )
 
-// keeperClient is a member of a service, as far as the keeper knows: under another backend's name the way to there, under this
-// backend's the way that sessions come by.
+// keeperClient is a member of a service in the keeper's view. Under another backend's name it is the way to that
+// backend; under this backend's name it is the way for arriving sessions.
 type keeperClient struct {
 	a       *Agent
 	service string // its name
-	name    string // @ and the backend's
+	name    string // @ and the backend's name
 	caps    uint32
 	stop    func()
 	give    func(p *keeperClient, m wire.Message, fd int)
@@ -36,13 +36,13 @@ type keeperClient struct {
 	seq   uint32
 	calls map[uint32]func(error)
 	ready bool
-	over  bool // it is not known any more: see retire
-	limit int  // bytes of a state, as the keeper says
+	over  bool // its backend or service is gone: see retire
+	limit int  // bytes of a state, as the keeper allows
 
-	members atomic.Int64 // of this backend that may be given sessions, as the keeper says; unknown: it has not
+	members atomic.Int64 // ready members on this backend, as reported by the keeper, or unknown
 }
 
-// run is there for the keeper until ctx is done.
+// run stays connected to the keeper until ctx is done.
 func (p *keeperClient) run(ctx context.Context) {
 	for warned := false; ctx.Err() == nil; {
 		c, err := p.dial(ctx)
@@ -85,7 +85,7 @@ func (p *keeperClient) dial(ctx context.Context) (*wire.Conn, error) {
 	return c, nil
 }
 
-// serve hears one keeper until it goes.
+// serve processes a keeper's messages until the connection ends.
 func (p *keeperClient) serve(ctx context.Context, c *wire.Conn) {
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	defer stop()
@@ -109,7 +109,7 @@ func (p *keeperClient) serve(ctx context.Context, c *wire.Conn) {
 			unix.Close(fds[last])
 			fds = fds[:last]
 		} else {
-			m.State, m.Unread = clone(m.State), clone(m.Unread) // the next message is read into the same memory
+			m.State, m.Unread = clone(m.State), clone(m.Unread) // the next message reuses the memory
 		}
 		switch {
 		case m.Type == wire.Give && len(fds) > 0 && err == nil:
@@ -145,15 +145,15 @@ func (p *keeperClient) serve(ctx context.Context, c *wire.Conn) {
 	}
 }
 
-// limited goes by limits that have changed at the keeper.
+// limited applies the keeper's changed limits.
 func (p *keeperClient) limited(m *wire.Message) {
 	p.mu.Lock()
 	p.limit = int(min(m.Read, wire.MaxState))
 	p.mu.Unlock()
-	_ = p.post(&wire.Message{Type: wire.Agree, Number: m.Number}) // else the connection is broken, which the next Receive says
+	_ = p.post(&wire.Message{Type: wire.Agree, Number: m.Number}) // otherwise the connection is broken, and the next Receive fails
 }
 
-// maxBytes is how many bytes of state and unread the keeper takes of a session; 0: there is no keeper.
+// maxBytes returns the keeper's limit for a session's state and unread data, in bytes; 0: no keeper.
 func (p *keeperClient) maxBytes() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -169,7 +169,7 @@ func clone(b []byte) []byte {
 
 var errNoKeeper = errors.New("the keeper has gone")
 
-// answer gives an answer to whom it is for; of two the first one counts.
+// answer delivers an answer to its caller; a second one is ignored.
 func (p *keeperClient) answer(seq uint32, err error) {
 	p.mu.Lock()
 	answered := p.calls[seq]
@@ -180,7 +180,7 @@ func (p *keeperClient) answer(seq uint32, err error) {
 	}
 }
 
-// setReady has the keeper give sessions here, or not any more.
+// setReady makes the keeper give sessions to this member, or stop it.
 func (p *keeperClient) setReady(yes bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -193,7 +193,8 @@ func (p *keeperClient) setReady(yes bool) {
 	}
 }
 
-// post says what wants no answer. What the kernel has taken is read by the keeper, also if this process dies at once.
+// post sends a message without an answer. The keeper reads it once the kernel has accepted it, even if this process
+// dies.
 func (p *keeperClient) post(m *wire.Message, fds ...int) error {
 	p.mu.Lock()
 	c := p.conn
@@ -210,14 +211,14 @@ func (p *keeperClient) post(m *wire.Message, fds ...int) error {
 		fds = append(fds, large)
 	}
 	if err := c.SendWithin(keeperTimeout, m, fds...); err != nil {
-		c.Close() // serve connects again
+		c.Close() // serve reconnects
 		return fmt.Errorf("%w: %w", errNoKeeper, err)
 	}
 	return nil
 }
 
-// ask has answered called with the keeper's answer, or with what there is in its place; it must not wait for anything. If it
-// returns an error, nothing was asked.
+// ask sends a request, and calls answered with the keeper's answer or a substitute error. answered must not block. If
+// ask returns an error, nothing was sent.
 func (p *keeperClient) ask(m *wire.Message, answered func(error)) error {
 	p.mu.Lock()
 	if p.seq++; p.seq == 0 {
@@ -236,7 +237,7 @@ func (p *keeperClient) ask(m *wire.Message, answered func(error)) error {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if p.calls[seq] == nil {
-			return nil // it was answered as its connection ended
+			return nil // answered already, when its connection ended
 		}
 		late.Stop()
 		delete(p.calls, seq)
@@ -244,7 +245,7 @@ func (p *keeperClient) ask(m *wire.Message, answered func(error)) error {
 	return err
 }
 
-// call asks, and waits for the answer.
+// call sends a request, and waits for the answer.
 func (p *keeperClient) call(m *wire.Message) error {
 	answer := make(chan error, 1)
 	if err := p.ask(m, func(err error) { answer <- err }); err != nil {

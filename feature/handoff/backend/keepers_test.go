@@ -13,7 +13,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// An agent takes sessions by the limit that its keeper has now.
+// TestKeeperLimitsChange checks that an agent follows its keeper's current limit.
 func TestKeeperLimitsChange(t *testing.T) {
 	nstest.NeedRoot(t)
 	socket := filepath.Join(t.TempDir(), "keeper")

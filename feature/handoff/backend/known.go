@@ -18,15 +18,15 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// known is what an agent knows of the others. It is replaced as a whole when that changes.
+// known is the agent's knowledge of other agents and services. It is immutable: a change replaces it.
 type known struct {
-	services map[string][]Service             // by name: its addresses
-	home     map[string]*keeperClient         // by service: where sessions come by
-	away     map[move.Backend][]*keeperClient // by backend: the ways there, one a service
-	links    map[move.Backend]*link           // to the other backends
+	services map[string][]Service             // addresses, by name
+	home     map[string]*keeperClient         // ways for arriving sessions, by service
+	away     map[move.Backend][]*keeperClient // ways to other backends, by backend, one per service
+	links    map[move.Backend]*link           // connections to the other backends
 }
 
-// learn has the agent know these backends and services, and no others.
+// learn replaces the known backends and services.
 func (a *Agent) learn(peers []Remote, services []Service) {
 	a.learning.Lock()
 	defer a.learning.Unlock()
@@ -35,9 +35,9 @@ func (a *Agent) learn(peers []Remote, services []Service) {
 	for _, s := range services {
 		now.services[s.Name] = append(now.services[s.Name], s)
 		if now.home[s.Name] != nil {
-			continue // another address of it
+			continue // another address of the same service
 		}
-		// The keeper knows a service by its name: it goes on with other addresses.
+		// The keeper knows a service by name: its member stays when addresses change.
 		if now.home[s.Name] = was.home[s.Name]; was.home[s.Name] == nil {
 			now.home[s.Name] = a.newHome(s.Name)
 		}
@@ -64,8 +64,8 @@ func (a *Agent) learn(peers []Remote, services []Service) {
 
 func (a *Agent) newHome(s string) *keeperClient {
 	p := &keeperClient{a: a, service: s, name: "@" + a.o.Name, give: a.resumeArrival, calls: map[uint32]func(error){}, ready: true}
-	// It hears of the loads of this backend's members, and tells the others; and a way may be shut for long, and what was to go
-	// that way must go on.
+	// Balances: it receives the loads of this backend's members, and reports them to other backends. Resumes: it
+	// continues sessions of a way that stays closed.
 	p.caps = wire.Balances | wire.Resumes
 	p.members.Store(unknown)
 	return p
@@ -76,7 +76,7 @@ func (a *Agent) newWay(s string, r Remote) *keeperClient {
 		give: func(p *keeperClient, m wire.Message, fd int) { a.startSend(p, r.Number, m, fd) }}
 }
 
-// replace starts what is new, and ends what is not known any more.
+// replace starts new connections and members, and ends removed ones.
 func (a *Agent) replace(was, now *known) {
 	for p := range was.keepers() {
 		if !now.has(p) && p.stop != nil {
@@ -103,7 +103,7 @@ func (a *Agent) replace(was, now *known) {
 	}
 }
 
-// keepers calls yield with all of them.
+// keepers calls yield with every keeperClient.
 func (k *known) keepers() func(yield func(*keeperClient) bool) {
 	return func(yield func(*keeperClient) bool) {
 		for _, p := range k.home {
@@ -121,7 +121,7 @@ func (k *known) keepers() func(yield func(*keeperClient) bool) {
 	}
 }
 
-// kept says whether the keeper is there for every service.
+// kept reports whether a keeper is connected for every service.
 func (k *known) kept() bool {
 	for p := range k.keepers() {
 		if p.maxBytes() == 0 {
@@ -140,7 +140,7 @@ func (k *known) has(p *keeperClient) bool {
 	return false
 }
 
-// told takes what the load balancer tells of its backends and services.
+// told processes the load balancer's list of backends and services.
 func (a *Agent) told(p peer.Peers) {
 	a.mu.Lock()
 	news := p.Rejected != a.unwanted
@@ -178,7 +178,7 @@ func (a *Agent) told(p peer.Peers) {
 	a.toldServices(p)
 }
 
-// serviceAt is the service at an address.
+// serviceAt returns the service at an address.
 func (k *known) serviceAt(local netip.AddrPort) (Service, bool) {
 	for _, all := range k.services {
 		for _, s := range all {
@@ -190,7 +190,8 @@ func (k *known) serviceAt(local netip.AddrPort) (Service, bool) {
 	return Service{}, false
 }
 
-// findService is the address that a flow is to. Without a tag it is the only one of the client's family.
+// findService returns the service address of a flow. A flow without a tag belongs to the only address of the client's
+// family.
 func (k *known) findService(id peer.Flow) (Service, bool) {
 	for _, all := range k.services {
 		for _, s := range all {
@@ -202,7 +203,8 @@ func (k *known) findService(id peer.Flow) (Service, bool) {
 	return Service{}, false
 }
 
-// flowID is how the load balancer calls a session of a service. Of an address that it tells of no more it may still know the number.
+// flowID returns the load balancer's name of a session. For a removed address it uses the service's number, which the
+// load balancer may still know.
 func (k *known) flowID(service string, local, remote netip.AddrPort) peer.Flow {
 	s, ok := k.serviceAt(local)
 	if !ok || s.Name != service {
@@ -211,7 +213,7 @@ func (k *known) flowID(service string, local, remote netip.AddrPort) peer.Flow {
 	return peer.Flow{Service: s.ID, Client: remote}
 }
 
-// number is that of a service, for what is said of all of its addresses.
+// number returns the number of a service, for messages about all of its addresses.
 func (k *known) number(service string) uint16 {
 	for _, s := range k.services[service] {
 		return peer.ServiceNumber(s.ID)
@@ -219,7 +221,7 @@ func (k *known) number(service string) uint16 {
 	return 0
 }
 
-// addresses are a service's, for people.
+// addresses lists a service's addresses for messages.
 func (k *known) addresses(service string) string {
 	var out []string
 	for _, s := range k.services[service] {
@@ -228,8 +230,9 @@ func (k *known) addresses(service string) string {
 	return strings.Join(out, ", ")
 }
 
-// findFlow is how the kernel calls a session, and by which place it comes; nil: its service is none of this backend's. Both are of
-// one moment: a service may go in between.
+// findFlow returns the kernel's addresses of a session, and the keeperClient for its arrival. The latter is nil if
+// this backend does not have the service. Both come from one snapshot, because the service may be removed
+// concurrently.
 func (k *known) findFlow(id peer.Flow) (repair.Flow, *keeperClient) {
 	s, ok := k.findService(id)
 	if !ok {
@@ -245,7 +248,7 @@ func (a *Agent) backendName(h move.Backend) string {
 	return fmt.Sprintf("backend %d", h)
 }
 
-// sortedLinks are those to the other backends, by name.
+// sortedLinks returns the links to the other backends, by name.
 func (a *Agent) sortedLinks() []*link {
 	return slices.SortedFunc(maps.Values(a.known.Load().links), func(x, y *link) int {
 		if x.to.Name < y.to.Name {
@@ -255,7 +258,7 @@ func (a *Agent) sortedLinks() []*link {
 	})
 }
 
-// spawn runs f until the agent ends, or until what it returns is called.
+// spawn runs f until the agent ends, or until stop is called.
 func (a *Agent) spawn(f func(context.Context)) (stop func()) {
 	ctx, cancel := context.WithCancel(a.ctx)
 	a.wg.Go(func() { f(ctx) })

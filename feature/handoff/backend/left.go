@@ -11,7 +11,8 @@ import (
 	"github.com/weir-project/weir/feature/handoff/repair"
 )
 
-// hearStrays tells the load balancer of sessions that have left and whose packets come here, until the quarantine is closed.
+// hearStrays reports departed sessions with packets still arriving here to the load balancer, until the quarantine is
+// closed.
 func (a *Agent) hearStrays() {
 	for f, err := range a.quarantine.Strays(context.Background()) {
 		if err == nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/weir-project/weir/feature/handoff/lb"
 )
 
-// A load balancer that forgets sessions which have moved sends their packets by the hash, to a server that they have left: that one
-// resets none of them, and says where they are. So it is if the load balancer's machine begins anew.
+// TestForgottenByLB makes the load balancer forget moved sessions. It routes their packets by the hash to former
+// backends. These do not reset them, and report their location. The same applies after a reboot of the load balancer.
 func TestForgottenByLB(t *testing.T) {
 	w := newNetwork(t, 3, at4)
 	cert, key, signers := w.ca.Files("lb")
@@ -63,7 +63,7 @@ backends: # by the hash all is the first one's
 			t.Logf("server %d: %+v", s.number, s.status())
 		}
 	}()
-	for round, path := range [][]int{{2}, {3}, {2, 3}, {1, 2}} { // also by way of another, and back to the first
+	for round, path := range [][]int{{2}, {3}, {2, 3}, {1, 2}} { // also through a third backend, and back to the first
 		for _, c := range clients {
 			for _, to := range path {
 				at(c, to)
@@ -92,7 +92,7 @@ backends: # by the hash all is the first one's
 	}
 }
 
-// forgetPinned has a load balancer that is pinned know no flow any more.
+// forgetPinned makes a pinned load balancer forget all flows.
 func (w *world) forgetPinned() {
 	w.t.Helper()
 	l, err := w.root.Lock(w.t.Context())

@@ -14,19 +14,19 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
-// link is the connection to another agent, made again whenever it breaks.
+// link is the connection to another agent. It reconnects after failures.
 type link struct {
 	a       *Agent
 	to      Remote
-	names   []string // in place of to's: of whoever the address leads to
+	names   []string // in place of to's name: all agents reachable at the address
 	hear    func(*peer.Conn, peer.Frame)
 	load    func(from Remote, service uint16, n uint32, none bool)
 	hello   func() peer.Hello
 	stop    func()
-	changed func(*link) // it is there, or not any more
+	changed func(*link) // the connection was made, or lost
 	c       atomic.Pointer[peer.Conn]
-	sent    atomic.Uint64 // sessions, by drain
-	none    sync.Map      // by service: no member is there, as it says
+	sent    atomic.Uint64 // sessions sent by drain
+	none    sync.Map      // by service: the backend reports no member
 }
 
 var (
@@ -37,7 +37,7 @@ var (
 func (k *link) conn() *peer.Conn { return k.c.Load() }
 
 const (
-	linkFirst = 20 * time.Millisecond // between attempts
+	linkFirst = 20 * time.Millisecond // delay between attempts
 	linkLast  = time.Second
 )
 
@@ -63,7 +63,7 @@ func (k *link) run(ctx context.Context) {
 	}
 }
 
-// dial connects. An address that moves between load balancers leads to one whose name is not known before it shows its certificate.
+// dial connects. An address shared by load balancers may lead to any of them, so the certificate shows the name.
 func (k *link) dial(ctx context.Context) (c *peer.Conn, err error) {
 	names := k.names
 	if len(names) == 0 {
@@ -100,11 +100,11 @@ func (k *link) serve(ctx context.Context, c *peer.Conn) {
 
 const (
 	probeEvery = time.Second
-	maxMissed  = 3 // probes in a row that are not answered, before the next one
+	maxMissed  = 3 // unanswered probes in a row
 )
 
-// probe ends a connection with an agent that answers nothing: one that stands still takes what is sent to it for as long as there is
-// room, and nobody would hear that its sessions wait.
+// probe ends the connection to an agent that does not answer. A stopped agent accepts data while its buffers have
+// room, and its sessions would wait unnoticed.
 func (k *link) probe(c *peer.Conn, ended <-chan struct{}) {
 	t := time.NewTicker(probeEvery)
 	defer t.Stop()
@@ -119,11 +119,11 @@ func (k *link) probe(c *peer.Conn, ended <-chan struct{}) {
 			c.Close()
 			return
 		}
-		_ = c.Ping() // one that fails is closed
+		_ = c.Ping() // a failed connection closes itself
 	}
 }
 
-// sendTo says something to the agent of another backend.
+// sendTo sends a frame to another backend's agent.
 func (a *Agent) sendTo(h move.Backend, f peer.Frame) error {
 	k := a.known.Load().links[h]
 	if k == nil {
@@ -132,7 +132,7 @@ func (a *Agent) sendTo(h move.Backend, f peer.Frame) error {
 	return k.send(f)
 }
 
-// send says something to whoever is there now.
+// send sends a frame on the current connection.
 func (k *link) send(f peer.Frame) error {
 	c := k.conn()
 	if c == nil {

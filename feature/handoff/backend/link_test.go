@@ -17,7 +17,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 )
 
-// heardLog passes lines of a log on.
+// heardLog sends the lines of a log to a channel.
 type heardLog chan string
 
 func (h heardLog) Write(b []byte) (int, error) {
@@ -28,8 +28,8 @@ func (h heardLog) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// An agent whose connections are accepted and closed at once, as by a load balancer that refuses it, comes again with growing pauses,
-// and says so.
+// TestRefusedLinkPauses checks that an agent backs off and logs if its connections are accepted and closed at once,
+// as by a rejecting load balancer.
 func TestRefusedLinkPauses(t *testing.T) {
 	ca := peertest.NewAuthority(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -59,12 +59,13 @@ func TestRefusedLinkPauses(t *testing.T) {
 	if line := <-log; !strings.Contains(line, "an agent is not there") || !strings.Contains(line, "ends each connection at once") {
 		t.Errorf("the log says %q", line)
 	}
-	if n := came.Load(); n > 12 { // 20 ms, doubled each time up to a second
+	if n := came.Load(); n > 12 { // 20 ms, doubled each time up to 1 s
 		t.Errorf("it came %d times in a second or so", n)
 	}
 }
 
-// A way is open when its link and the load balancer's are there, also where others look at the link while it comes.
+// TestWaysFollowLinks checks that a way is open if its link and the load balancer's are connected, even with
+// concurrent checks.
 func TestWaysFollowLinks(t *testing.T) {
 	a := &Agent{}
 	a.lb = &link{a: a}
@@ -75,7 +76,7 @@ func TestWaysFollowLinks(t *testing.T) {
 	for i := range 20_000 {
 		k.c.Store(nil)
 		var others sync.WaitGroup
-		for range 2 { // the load balancer tells of its hosts, and comes back
+		for range 2 { // the load balancer sends its backends, and reconnects
 			others.Go(func() {
 				if i%2 == 0 {
 					runtime.Gosched()
@@ -93,7 +94,7 @@ func TestWaysFollowLinks(t *testing.T) {
 	}
 }
 
-// The agent of a load balancer whose name is not the first one hears of no handshake that fails.
+// TestLinkOfSecondName checks that a load balancer with the second name sees no failed handshake.
 func TestLinkOfSecondName(t *testing.T) {
 	ca := peertest.NewAuthority(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")

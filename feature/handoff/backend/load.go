@@ -10,8 +10,8 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// loadHere tells the other backends what waits here: for the member of this backend for which the least does, as it is the one
-// that gets what comes.
+// loadHere reports the load of this backend to the others: the smallest load of a local member, because the least
+// loaded member receives new sessions.
 func (a *Agent) loadHere(p *keeperClient, member string, n uint32) {
 	if wire.Elsewhere(member) {
 		return
@@ -22,7 +22,7 @@ func (a *Agent) loadHere(p *keeperClient, member string, n uint32) {
 		of = map[string]uint32{}
 		a.loads[p.service] = of
 	}
-	if of[member] = n; n == wire.NoLoad { // it has gone
+	if of[member] = n; n == wire.NoLoad { // it is gone
 		delete(of, member)
 	}
 	a.unsaid[p.service] = true
@@ -30,7 +30,7 @@ func (a *Agent) loadHere(p *keeperClient, member string, n uint32) {
 	a.say()
 }
 
-// forgetLoads is for a keeper that tells them anew.
+// forgetLoads clears a service's loads, because a new keeper sends them again.
 func (a *Agent) forgetLoads(service string) {
 	a.mu.Lock()
 	clear(a.loads[service])
@@ -38,7 +38,7 @@ func (a *Agent) forgetLoads(service string) {
 	a.tell(service)
 }
 
-// tell has something said of a service.
+// tell schedules a report about a service.
 func (a *Agent) tell(service string) {
 	a.mu.Lock()
 	a.unsaid[service] = true
@@ -49,12 +49,12 @@ func (a *Agent) tell(service string) {
 func (a *Agent) say() {
 	select {
 	case a.says <- struct{}{}:
-	default: // it has yet to look
+	default: // a wake-up is already pending
 	}
 }
 
-// reportLoads says what loadHere has noted, beside whoever hears the keeper: one that does not read must not keep the keeper's answers
-// from those who wait for them.
+// reportLoads sends the loads noted by loadHere. It is a goroutine of its own: an agent that does not read must not
+// delay reading the keeper's answers.
 func (a *Agent) reportLoads(ctx context.Context) {
 	for {
 		select {
@@ -85,12 +85,12 @@ func (a *Agent) reportLoads(ctx context.Context) {
 	}
 }
 
-// said is what others hear of a service.
+// said is a report about a service.
 type said struct {
 	service uint16
 	least   uint32
-	none    bool // no member is here
-	known   bool // a member has said what waits for it
+	none    bool // no member here
+	known   bool // a member has reported its load
 }
 
 func minLoad(of map[string]uint32) uint32 {
@@ -101,7 +101,7 @@ func minLoad(of map[string]uint32) uint32 {
 	return least
 }
 
-// tellLoads tells everybody again, of whom one has just connected, what waits here.
+// tellLoads schedules reports about all services, for a new connection.
 func (a *Agent) tellLoads() {
 	a.mu.Lock()
 	for name := range a.known.Load().home {
@@ -111,7 +111,7 @@ func (a *Agent) tellLoads() {
 	a.say()
 }
 
-// loadThere tells the members of this backend what waits at another, and remembers whether somebody is there.
+// loadThere sends another backend's load to this backend's members, and remembers whether it has a member.
 func (a *Agent) loadThere(from Remote, service uint16, n uint32, none bool) {
 	if k := a.known.Load().links[from.Number]; k != nil {
 		k.none.Store(service, none)
@@ -124,7 +124,7 @@ func (a *Agent) loadThere(from Remote, service uint16, n uint32, none bool) {
 	}
 }
 
-// listeners are the agents that have connected here, and hear what is said of loads.
+// listeners returns the connections from other agents. They receive loads.
 func (a *Agent) listeners() []*peer.Conn {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -4,7 +4,7 @@ package backend
 
 import "testing"
 
-// A load balancer that the agent connects to again hears what waits here, though nothing of that changes.
+// TestLoadsToldAgain checks that a reconnected load balancer receives unchanged loads again.
 func TestLoadsToldAgain(t *testing.T) {
 	w := newWorld(t, 2, at4)
 	s := w.servers[0]

@@ -46,7 +46,7 @@ func describe(out chan<- *prometheus.Desc) {
 
 func (c collector) Collect(out chan<- prometheus.Metric) {
 	if spec, err := applied.Read(c.root); err == nil && spec == nil {
-		return // this is no backend
+		return // not a backend
 	}
 	s, err := StatusHere(context.Background())
 	out <- scrape.Const(descAgent, prometheus.GaugeValue, float64(bit(err == nil)))

@@ -17,7 +17,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// A session goes around four servers, forth and back, under a stream in both directions.
+// TestMove moves a session around four backends, in both directions, under a stream.
 func TestMove(t *testing.T) {
 	for name, at := range map[string]netip.AddrPort{"IPv4": at4, "IPv6": at6} {
 		t.Run(name, func(t *testing.T) {
@@ -51,7 +51,7 @@ func TestMove(t *testing.T) {
 	}
 }
 
-// A session whose client sends urgent bytes moves like any other, whether its member has read them or not.
+// TestUrgentMove moves a session with urgent bytes, read by its member or not.
 func TestUrgentMove(t *testing.T) {
 	w := newWorld(t, 2, at4)
 	c := w.dial()
@@ -68,19 +68,19 @@ func TestUrgentMove(t *testing.T) {
 	}
 }
 
-// mustMove has a session move, as often as it takes: before Linux 6.9 an urgent byte that was not read keeps it where it is.
+// mustMove moves a session, with retries: before Linux 6.9 an unread urgent byte prevents the move.
 func (w *world) mustMove(c *client, to int) {
 	w.t.Helper()
 	w.eventually(fmt.Sprint("the session moves to server ", to), func() bool {
 		if w.has(c) == to {
 			return true
 		}
-		_ = w.send(c, to) // it may be on its way
+		_ = w.send(c, to) // it may be under way
 		return w.has(c) == to
 	})
 }
 
-// The same where the kernel has no tcx.
+// TestMoveWithFilters moves sessions on a kernel without tcx.
 func TestMoveWithFilters(t *testing.T) {
 	tcx := kernel.TCXLink.Probe
 	t.Cleanup(func() { kernel.TCXLink.Probe = tcx }) // after the agents have ended
@@ -113,13 +113,13 @@ func TestMoveWithFilters(t *testing.T) {
 			return err
 		})
 	}
-	// Read to the end: a client that goes with an answer unread resets its session, which the server reports.
+	// Read to the end: a client closing with an unread answer resets its session, and the backend reports it.
 	if err := c.ask("without quarantines"); err != nil {
 		t.Error(err)
 	}
 }
 
-// removeQuarantines takes the quarantine of the first server away, and then all there are.
+// removeQuarantines removes the quarantine of the first backend, then all of them.
 func (w *world) removeQuarantines(s *server) error {
 	l, err := w.root.Lock(w.t.Context())
 	if err != nil {
@@ -132,7 +132,7 @@ func (w *world) removeQuarantines(s *server) error {
 	return quarantine.RemoveAll(l)
 }
 
-// A session with more than the keeper keeps stays where it is, and goes on.
+// TestTooLargeStays checks that a session above the keeper's limit stays at its source and continues.
 func TestTooLargeStays(t *testing.T) {
 	w := newNetwork(t, 2, at4)
 	w.servers[1].limit = 1000
@@ -143,7 +143,7 @@ func TestTooLargeStays(t *testing.T) {
 	}
 	s := w.servers[0].member.Member().Sessions()[0]
 	w.eventually("the member has committed what it answered", func() bool { return len(s.State()) == 8 }) // its own commit would replace the test's
-	if err := s.Commit(make([]byte, 2000)); err != nil {                                                  // of no use to talk: nothing more is said
+	if err := s.Commit(make([]byte, 2000)); err != nil {                                                  // breaks talk, but nothing more is sent
 		t.Fatal(err)
 	}
 	w.ask(c, 2)
@@ -157,7 +157,8 @@ func TestTooLargeStays(t *testing.T) {
 	}
 }
 
-// A session for which another server has no member stays where it is, and goes on; drain takes no such server.
+// TestNoMemberThere checks that a session stays if the destination has no member. A drain does not choose such a
+// backend.
 func TestNoMemberThere(t *testing.T) {
 	w := newWorld(t, 2, at4)
 	c := w.dial()
@@ -173,13 +174,13 @@ func TestNoMemberThere(t *testing.T) {
 		return here.leastLoaded(r.Services[0])
 	}
 	w.eventually("the other server is taken", func() bool { return takes() == "@s2" })
-	w.servers[1].member.Close() // as a daemon that is down
+	w.servers[1].member.Close() // like a stopped daemon
 	w.eventually("the other server is not taken", func() bool { return takes() == "" })
 	d, err := here.drainStep(t.Context())
 	if err != nil || d.Left != 1 || d.Asked != 0 || !strings.Contains(d.Reason, "has a member") {
 		t.Errorf("%+v, %v", d, err)
 	}
-	w.ask(c, 2) // somebody wants it all the same
+	w.ask(c, 2) // an explicit request
 	w.eventually("it has come back", func() bool {
 		st, err := here.Status()
 		return err == nil && st.Returned == 1 && st.Sending == 0

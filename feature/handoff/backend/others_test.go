@@ -12,8 +12,8 @@ import (
 	"github.com/weir-project/weir/clients/go/handoff"
 )
 
-// A member that joins by a name that is no service of the load balancer's keeps sessions that no drain can move: they are
-// counted, and the name is told.
+// TestDrainCountsUnnamedServices checks the drain of a backend with a member of a service unknown to the load
+// balancer. Its immovable sessions are counted, with the service's name.
 func TestDrainCountsUnnamedServices(t *testing.T) {
 	w := newNetwork(t, 1, at4)
 	cert, key, signers := w.ca.Files("lb")
@@ -49,7 +49,8 @@ services:
 	}
 }
 
-// A drain counts the connections of programs that hand over nothing, and waits for their end if it is asked to.
+// TestDrainCountsOtherPrograms checks that a drain counts connections of programs without handoff, and waits for
+// their end if requested.
 func TestDrainCountsOtherPrograms(t *testing.T) {
 	w := newNetwork(t, 1, at4)
 	other := netip.AddrPortFrom(at4.Addr(), at4.Port()+1)
@@ -78,7 +79,7 @@ services:
 	if err != nil {
 		t.Fatal(err)
 	}
-	talk := w.dial() // a session that the keeper has is counted by itself
+	talk := w.dial() // a session at the keeper is counted separately
 	defer talk.Close()
 	if err := talk.ask("hello"); err != nil {
 		t.Fatal(err)

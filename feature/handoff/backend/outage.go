@@ -16,8 +16,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// addOutages adds what a change takes from the load balancer and from sessions while the agent of a network namespace runs: that the
-// agent ends, or is another one to the load balancer.
+// addOutages adds the consequences of a change to the plan, if the agent of a network namespace runs: the agent ends,
+// or registers under another identity.
 func addOutages(ctx context.Context, p *feature.Plan, scope, change string) {
 	s, err := statusOf(ctx, scope)
 	if err != nil {
@@ -47,7 +47,8 @@ func (s State) remove(ctx context.Context, p *feature.Plan) error {
 	return nil
 }
 
-// outages tells of a change after which the load balancer takes this backend for another one, or the agent does not start.
+// outages adds the consequences of changes after which the load balancer treats this backend as another one, or the
+// agent does not start.
 func (s State) outages(ctx context.Context, p *feature.Plan, want *Config) error {
 	change := ""
 	switch {
@@ -78,10 +79,10 @@ func (s State) outages(ctx context.Context, p *feature.Plan, want *Config) error
 	return nil
 }
 
-// dialTime is how long a plan waits for the load balancer at an address of the file.
+// dialTime is a plan's timeout for connecting to the file's load balancer.
 const dialTime = time.Second
 
-// dialable says why nothing answers at a load balancer's address.
+// dialable returns an error if a load balancer's address does not accept connections.
 func dialable(ctx context.Context, address string) error {
 	d := net.Dialer{Timeout: dialTime}
 	c, err := d.DialContext(ctx, "tcp", address)
@@ -97,7 +98,7 @@ func (Feature) PlanRemove(ctx context.Context, r *kernel.Root) (p feature.Plan, 
 	for _, i := range all {
 		ns, e := r.OpenNetns(i)
 		if errors.Is(e, netns.ErrGone) {
-			continue // and its agent is of another one
+			continue // its agent belongs to another namespace
 		} else if e == nil {
 			ns.Close()
 		}
@@ -106,7 +107,8 @@ func (Feature) PlanRemove(ctx context.Context, r *kernel.Root) (p feature.Plan, 
 	return p, err
 }
 
-// PlanRemoveHere plans the removal of the backend of this network namespace, with its quarantine. That there is none is no error.
+// PlanRemoveHere plans the removal of the backend of this network namespace, with its quarantine. A missing one is
+// not an error.
 func PlanRemoveHere(ctx context.Context, r *kernel.Root) (p feature.Plan, err error) {
 	st, err := Feature{}.State(ctx, r)
 	if err != nil {

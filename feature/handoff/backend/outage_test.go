@@ -12,8 +12,9 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// The removal of a backend is an outage while its agent is connected to the load balancer, whoever plans it, and none once it is drained
-// or its agent has ended. So are another number, an absent device, and an address without a load balancer.
+// TestRemovalOutages checks that removing a backend is an outage while its agent is connected, in every plan. It is
+// none once the backend is drained or its agent has ended. Another number, a missing device, and an address without a
+// load balancer are outages too.
 func TestRemovalOutages(t *testing.T) {
 	w := newNetwork(t, 2, at4)
 	cert, key, ca := w.ca.Files("lb")
@@ -89,7 +90,7 @@ services:
 		t.Errorf("the loopback: steps %v, outages %q", p.Steps, p.Outages)
 	}
 	if p := plan(func(ctx context.Context, _ *kernel.Root, have State) (feature.Plan, error) {
-		before := *have.Spec // of an older weir
+		before := *have.Spec // applied by an older weir
 		before.Devices = []string{"w0", "lo"}
 		have.Spec = &before
 		return looped(ctx, nil, have)

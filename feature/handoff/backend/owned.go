@@ -17,29 +17,29 @@ import (
 	"github.com/weir-project/weir/internal/sockdiag"
 )
 
-// A load balancer that has begun anew, or is another one, sends a session's packets by the hash, unless it is told whose the session
-// is. So the agent tells of all connections of this backend to its services' addresses: when it connects, and before the load
-// balancer may forget those that are silent. They are the kernel's, and not the keeper's: connections of backends that hand over
-// nothing are among them.
+// A restarted or different load balancer routes a session's packets by the hash until it knows the owner. The agent
+// therefore reports all connections of this backend to the services' addresses: after connecting, and before the load
+// balancer may forget silent flows. The kernel is the source, not the keeper, so connections of servers without
+// handoff are included.
 
 const (
-	ownedEvery = 20 * time.Minute // where the load balancer does not say how long it knows a silent flow
-	ownedAgain = time.Second      // after an error
+	ownedEvery = 20 * time.Minute // if the load balancer does not report its idle time
+	ownedAgain = time.Second      // delay after an error
 	ownedLeast = 50 * time.Millisecond
 )
 
-// owning is what the load balancer is to be told.
+// owning is the data for reportOwned.
 type owning struct {
-	services []Service // for which sources choose the backend; a.known has the others
+	services []Service // services with the backend chosen by source; a.known has the others
 	every    time.Duration
-	to       *peer.Conn // it was told by this connection
+	to       *peer.Conn // the connection of the latest report
 }
 
-// ownedStates are those of connections whose packets must find their socket. A client that opens one repeats what is lost, and one
-// that is closed has said everything.
+// ownedStates are the TCP states whose packets must find their socket. A connecting client retransmits, and a closed
+// connection has nothing left to send.
 const ownedStates = 1<<sockdiag.Established | 1<<sockdiag.FinWait1 | 1<<sockdiag.FinWait2 | 1<<sockdiag.CloseWait | 1<<sockdiag.LastAck | 1<<sockdiag.Closing
 
-// tellOwned has the load balancer be told soon.
+// tellOwned schedules a report to the load balancer.
 func (a *Agent) tellOwned() {
 	select {
 	case a.owns <- struct{}{}:
@@ -47,7 +47,7 @@ func (a *Agent) tellOwned() {
 	}
 }
 
-// toldServices takes what the load balancer says of services, and how often it wants to hear of sessions.
+// toldServices processes the load balancer's services, and the requested report interval.
 func (a *Agent) toldServices(p peer.Peers) {
 	var sourced []Service
 	for _, s := range p.Services {
@@ -69,7 +69,7 @@ func (a *Agent) toldServices(p peer.Peers) {
 	}
 }
 
-// reportOwned tells the load balancer of this backend's sessions until ctx is done.
+// reportOwned reports this backend's sessions to the load balancer until ctx is done.
 func (a *Agent) reportOwned(ctx context.Context) {
 	t := time.NewTimer(ownedEvery)
 	defer t.Stop()
@@ -92,15 +92,15 @@ func (a *Agent) reportOwned(ctx context.Context) {
 				a.o.Log.Warn("the load balancer does not hear of this backend's sessions", "err", err)
 				next = ownedAgain
 			} else {
-				_ = c.TellFlows(records, true) // one that fails is closed, and told anew
+				_ = c.TellFlows(records, true) // a failed connection closes itself; the next one gets a new report
 			}
 		}
 		t.Reset(next)
 	}
 }
 
-// ownedNow are the connections of this backend. What the quarantine and the moves say is read after the sockets: a session that goes
-// meanwhile is not told as this backend's.
+// ownedNow returns the connections of this backend. It reads the quarantine and the moves after the sockets, so it
+// does not report a session that departs meanwhile.
 func (a *Agent) ownedNow() (out []peer.FlowRecord, err error) {
 	at := a.listens()
 	sockets, err := a.sockets(at)
@@ -129,7 +129,7 @@ func (a *Agent) ownedNow() (out []peer.FlowRecord, err error) {
 	return append(out, a.hadLately(there)...), nil
 }
 
-// sockets are the connections of this backend to these addresses, of all programs.
+// sockets returns this backend's connections to the given addresses, of all programs.
 func (a *Agent) sockets(at map[netip.AddrPort]uint16) (map[repair.Flow]sockdiag.Socket, error) {
 	out := map[repair.Flow]sockdiag.Socket{}
 	for _, port := range ports(at) {
@@ -150,7 +150,7 @@ func (a *Agent) sockets(at map[netip.AddrPort]uint16) (map[repair.Flow]sockdiag.
 	return out, nil
 }
 
-// owned says whether a connection is to be told of, and fills in how it stands.
+// owned reports whether to report a connection, and fills in its state.
 func (a *Agent) owned(r *peer.FlowRecord, s sockdiag.Socket, e quarantine.Entry) bool {
 	a.mu.Lock()
 	l, c := a.sending[r.Flow], a.receiving[r.Flow]
@@ -167,7 +167,7 @@ func (a *Agent) owned(r *peer.FlowRecord, s sockdiag.Socket, e quarantine.Entry)
 		}
 		r.Epoch, r.To = e.Epoch-1, l.to
 		return true
-	case quarantine.Quiet: // it has come, and has not spoken
+	case quarantine.Quiet: // it has arrived, and has sent nothing
 		if c == nil {
 			return false
 		}
@@ -179,7 +179,7 @@ func (a *Agent) owned(r *peer.FlowRecord, s sockdiag.Socket, e quarantine.Entry)
 	return false // it has left
 }
 
-// hadLately are sessions that came here lately and have ended: a copy that their source has kept is worth nothing.
+// hadLately returns sessions that recently arrived here and have ended: a copy at their source is stale.
 func (a *Agent) hadLately(there map[peer.Flow]bool) (out []peer.FlowRecord) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -191,7 +191,7 @@ func (a *Agent) hadLately(there map[peer.Flow]bool) (out []peer.FlowRecord) {
 	return out
 }
 
-// listens are the addresses of the services, with what the load balancer calls their flows.
+// listens returns the services' addresses with their flow numbers at the load balancer.
 func (a *Agent) listens() map[netip.AddrPort]uint16 {
 	out := map[netip.AddrPort]uint16{}
 	for _, all := range a.known.Load().services {

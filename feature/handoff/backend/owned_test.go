@@ -19,7 +19,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// balancer is the file of a load balancer whose new flows are the server's of this number alone.
+// balancer returns the file of a load balancer that sends all new flows to the backend with number all.
 func (w *world) balancer(all int, more string) string {
 	cert, key, signers := w.ca.Files("lb")
 	hosts := ""
@@ -52,7 +52,7 @@ func (w *world) status() (lb.Status, error) {
 	return all[0], nil
 }
 
-// acquainted waits until all servers' agents know the load balancer, the keeper and each other.
+// acquainted waits until all agents are connected to the load balancer, the keeper and each other.
 func (w *world) acquainted() {
 	w.t.Helper()
 	w.eventually("the servers know each other", func() bool {
@@ -99,8 +99,8 @@ func (w *world) settled() {
 	})
 }
 
-// A load balancer whose machine has begun anew, with other weights, learns whose the connections are before it passes their
-// packets: of those that have moved, once or several times, and of those that have not. No server hears of another's.
+// TestRebootedLB reboots the load balancer, with other weights. It must learn the owners of connections before it
+// forwards their packets: of sessions moved once, repeatedly or never. No backend receives another's packets.
 func TestRebootedLB(t *testing.T) {
 	for name, at := range map[string]netip.AddrPort{"IPv4": at4, "IPv6": at6} {
 		t.Run(name, func(t *testing.T) {
@@ -123,7 +123,7 @@ func TestRebootedLB(t *testing.T) {
 				clients = append(clients, c)
 			}
 			w.settled()
-			for _, stop := range stops { // they come back later than the data path
+			for _, stop := range stops { // they return later than the data path
 				stop()
 			}
 			stopLB()
@@ -160,7 +160,7 @@ func TestRebootedLB(t *testing.T) {
 	}
 }
 
-// A load balancer does not forget a silent connection that its server has still.
+// TestIdleStaysKnown checks that a load balancer does not forget a silent connection still open at its backend.
 func TestIdleStaysKnown(t *testing.T) {
 	w := newNetwork(t, 3, at4)
 	const idle = 400 * time.Millisecond
@@ -216,7 +216,7 @@ func TestIdleStaysKnown(t *testing.T) {
 	}
 }
 
-// The machine of the load balancer begins anew in the midst of a move, at each step of it: the session goes on, at one server.
+// TestRebootInMove reboots the load balancer at each step of a move. The session continues at one backend.
 func TestRebootInMove(t *testing.T) {
 	for _, step := range []string{"load balancer: held", "load balancer: told held", "load balancer: flipped", "load balancer: told flipped"} {
 		t.Run(strings.ReplaceAll(step, " ", "-"), func(t *testing.T) {
@@ -227,7 +227,7 @@ func TestRebootInMove(t *testing.T) {
 			w.lbStep = func(name string) {
 				if name == step && dead.CompareAndSwap(false, true) {
 					close(hit)
-					runtime.Goexit() // as if the machine went
+					runtime.Goexit() // as if the machine were lost
 				}
 			}
 			w.run()
@@ -259,7 +259,7 @@ func TestRebootInMove(t *testing.T) {
 	}
 }
 
-// reboot has the load balancer begin anew, without anything that it knew.
+// reboot restarts the load balancer without its state.
 func (w *world) reboot() {
 	w.t.Helper()
 	devices := []string{"c"}

@@ -20,7 +20,7 @@ import (
 	"github.com/weir-project/weir/internal/sockdiag"
 )
 
-// receiving is a session on its way to here, until it has spoken.
+// receiving is a session arriving here, until it has sent a packet.
 type receiving struct {
 	id   peer.Flow
 	flow repair.Flow
@@ -28,31 +28,31 @@ type receiving struct {
 
 	mu     sync.Mutex
 	dst    move.Destination
-	since  time.Time  // it came
-	source *peer.Conn // where the answers go; nil: its agent has gone
-	lb     uint64     // instance of the load balancer's agent whose word was the latest
+	since  time.Time  // of its arrival
+	source *peer.Conn // connection for answers; nil: its agent is gone
+	lb     uint64     // instance of the load balancer's agent with the latest message
 	asked  time.Time
 
-	packed  []byte // as it came
+	packed  []byte // as received
 	c       carried
 	state   *repair.State
-	built   *repair.Built // until it is started
-	fd      int           // of our own while the keeper is to have it under our name; else -1
-	session uint64        // to the keeper
+	built   *repair.Built // until started
+	fd      int           // own descriptor while the keeper holds it under this agent's name; else -1
+	session uint64        // number at the keeper
 	kept    kept
-	read    uint64 // positions at which the keeper has it
+	read    uint64 // positions at the keeper
 	written uint64
-	pending uint64 // bytes that are yet to be sent then: with them the state is accounted for
+	pending uint64 // unsent bytes at that time; the application's state includes them
 
-	before    quarantine.Entry // of the quarantine, when it came
+	before    quarantine.Entry // quarantine entry before the arrival
 	delivered bool             // a member has it
-	turn      int              // how often it has come, or a keeper has given it to us: who hands it on for an earlier time does so no more
+	turn      int              // number of arrivals and resumes: a handover for an earlier turn stops
 }
 
-// startReceive takes what another backend says about a session that it sends.
+// startReceive processes a frame of a session sent by another backend.
 func (a *Agent) startReceive(c *peer.Conn, f peer.Frame) {
 	if f.Message.Kind != move.State || f.Instance != a.own.Instance {
-		return // for another life of this agent: that one may have owned the session since
+		return // for an earlier incarnation of this agent, which may have owned the session since
 	}
 	awake.For(awake.Moment)
 	a.o.Step(stepState)
@@ -66,14 +66,14 @@ func (a *Agent) startReceive(c *peer.Conn, f peer.Frame) {
 	r := a.receivingAt(f.Flow, flow, home)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if f.Message.Epoch > r.dst.Epoch { // a later move, from which it follows that the one before has come to nothing
+	if f.Message.Epoch > r.dst.Epoch { // a later move: the earlier one has failed
 		if r.dst.Phase == move.Restoring || r.dst.Phase == move.Flipping {
 			a.discard(r)
 		}
 		r.dst, r.delivered, r.since = move.Destination{}, false, time.Now()
 	}
 	if r.fd < 0 && r.built == nil {
-		r.home = home // the one before may have been retired
+		r.home = home // the earlier one may have been retired
 	}
 	r.source, r.packed = c, f.Session
 	a.come(r, r.dst.Receive(f.Message))
@@ -90,7 +90,7 @@ func (a *Agent) receivingAt(id peer.Flow, flow repair.Flow, home *keeperClient) 
 	return r
 }
 
-// toDestination takes what the load balancer says about a session that arrives.
+// toDestination processes the load balancer's message about an arriving session.
 func (a *Agent) toDestination(c *peer.Conn, f peer.Frame) {
 	a.mu.Lock()
 	r := a.receiving[f.Flow]
@@ -104,7 +104,7 @@ func (a *Agent) toDestination(c *peer.Conn, f peer.Frame) {
 	a.come(r, r.dst.Receive(f.Message))
 }
 
-// come does what the protocol asks for. r.mu is held.
+// come executes the protocol's actions and sends its messages. r.mu is held.
 func (a *Agent) come(r *receiving, do move.Do) {
 	for _, action := range do.Actions {
 		switch action {
@@ -122,17 +122,17 @@ func (a *Agent) come(r *receiving, do move.Do) {
 		case m.Kind == 0:
 		case m.To == move.AtLoadBalancer:
 			r.asked = time.Now()
-			_ = a.lb.send(f) // what is lost is said again
+			_ = a.lb.send(f) // lost messages are repeated
 			a.o.Step(stepFlip)
 		case r.source != nil:
 			f.Instance = r.source.Peer.Instance
-			_ = r.source.Send(f) // the source asks the load balancer if it does not hear
+			_ = r.source.Send(f) // without this message the source asks the load balancer
 			a.o.Step(stepToldDone)
 		}
 	}
 }
 
-// restore makes a socket of what came, and leaves it in repair.
+// restore creates the socket from the received state, and leaves it in repair mode.
 func (a *Agent) restore(r *receiving) move.Do {
 	err := a.build(r)
 	r.packed = nil
@@ -143,11 +143,11 @@ func (a *Agent) restore(r *receiving) move.Do {
 	return r.dst.Restored()
 }
 
-// leftTimeout is for how much of its patience the backend that sends a session waits for the socket that the session had here
-// before: its member and its keeper close theirs a moment after it has gone.
+// leftTimeout is a fraction of the timeout: the wait for an earlier socket of the session on this backend. Its member
+// and keeper close theirs shortly after its departure.
 const leftTimeout = 0.3
 
-// errNoMember says that a session has to stay where it is.
+// errNoMember means a session has to stay at its source.
 var errNoMember = errors.New("no member of this backend is ready for it")
 
 func (a *Agent) build(r *receiving) error {
@@ -166,7 +166,7 @@ func (a *Agent) build(r *receiving) error {
 		return fmt.Errorf("%w: it is %s, and was said to be %s", errCarried, got, r.flow)
 	}
 	r.c, r.state = c, state
-	// Before there is anything that a reset could be about.
+	// Before anything exists that could cause an RST.
 	if r.before, _, err = a.quarantine.Lookup(r.flow); err == nil {
 		err = a.quarantine.Quiet(r.flow, r.dst.Epoch)
 	}
@@ -174,7 +174,7 @@ func (a *Agent) build(r *receiving) error {
 		return err
 	}
 	a.o.Step(stepQuiet)
-	a.untrack(r.flow) // as an earlier stay of the session has left it, or another weir
+	a.untrack(r.flow) // an entry may remain from an earlier stay of the session, or an older weir
 	for end := time.Now().Add(time.Duration(leftTimeout * float64(a.timeout()))); ; time.Sleep(time.Millisecond) {
 		err = a.inside(func() (err error) {
 			r.built, err = repair.Build(state, repair.RestoreOptions{Probe: true})
@@ -206,7 +206,7 @@ func (a *Agent) inside(f func() error) error {
 	return a.o.Netns.Do(f)
 }
 
-// deliver starts the session. The keeper has it: it outlives this agent.
+// deliver starts the session. It outlives this agent, because the keeper has it.
 func (a *Agent) deliver(r *receiving) {
 	if r.delivered || r.built == nil {
 		return
@@ -227,7 +227,7 @@ func (a *Agent) deliver(r *receiving) {
 func (a *Agent) start(r *receiving) error {
 	b := r.built
 	r.built = nil
-	if err := b.StartFD(); err != nil { // the keeper's descriptor and ours stay
+	if err := b.StartFD(); err != nil { // the descriptors of the keeper and the agent stay
 		return err
 	}
 	for _, lost := range b.Lost {
@@ -236,8 +236,8 @@ func (a *Agent) start(r *receiving) error {
 	return nil
 }
 
-// keepArrival has the keeper keep a session that is still in repair: it has room for it, or the session stays where it is.
-// Should this agent die, the next one asks the load balancer whose the session is.
+// keepArrival gives a session in repair mode to the keeper. Without room there the session stays at its source. If
+// this agent dies, its successor asks the load balancer for the owner.
 func (a *Agent) keepArrival(r *receiving) error {
 	fd, err := unix.FcntlInt(uintptr(r.built.FD()), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -248,7 +248,7 @@ func (a *Agent) keepArrival(r *receiving) error {
 		r.session, err = sock.Cookie(fd)
 	}
 	unsent := *r.state
-	unsent.TLS = nil // the socket has it, and nobody else needs the keys
+	unsent.TLS = nil // the socket has it, and no other part needs the keys
 	unsent.Send = r.built.Pending()
 	unsent.Unsent = len(unsent.Send)
 	var b []byte
@@ -261,14 +261,14 @@ func (a *Agent) keepArrival(r *receiving) error {
 	}
 	r.read, r.written, r.pending = at.Read, at.Written-r.c.Replay, uint64(unsent.Unsent)
 	c := r.c
-	c.Unread = nil // beside it
+	c.Unread = nil // sent separately
 	r.kept = kept{Receiving: true, Epoch: r.dst.Epoch, Put: at.Written, Carried: c, Kernel: b}
 	if most := r.home.maxBytes(); most == 0 {
 		err = errNoKeeper
 	} else if n := len(c.State) + len(r.c.Unread); n > most {
 		err = fmt.Errorf("%w: %d bytes of state and of what was not read; the keeper keeps at most %d", wire.ErrLimit, n, most)
 	} else {
-		err = r.home.post(r.keep(), fd) // it is taken: the keeper has nothing else against it
+		err = r.home.post(r.keep(), fd) // accepted: the keeper has no further condition
 	}
 	if err != nil {
 		unix.Close(fd)
@@ -284,7 +284,7 @@ func (r *receiving) keep() *wire.Message {
 		Read: r.read, Written: r.written, State: r.kept.append(nil), Unread: r.c.Unread}
 }
 
-// socketOpen says whether a process has a connection's socket.
+// socketOpen reports whether a process has a connection's socket open.
 func (a *Agent) socketOpen(f repair.Flow) (yes bool, err error) {
 	err = a.inside(func() error {
 		s, there, err := find(f)
@@ -294,13 +294,13 @@ func (a *Agent) socketOpen(f repair.Flow) (yes bool, err error) {
 	return yes, err
 }
 
-// discard ends a session that is another backend's: silently, whoever has it here.
+// discard ends a session owned by another backend, silently and for all local holders. r.mu is held.
 func (a *Agent) discard(r *receiving) {
 	switch {
 	case r.built != nil:
 		r.built.Close()
 		r.built = nil
-	case r.delivered: // its member hears that the connection was aborted; the quarantine keeps the reset from the client
+	case r.delivered: // its member sees an aborted connection; the quarantine blocks the RST
 		if err := a.inside(func() error { return destroy(r.flow) }); err != nil {
 			a.o.Log.Error("a session that is another backend's stays", "flow", r.flow, "err", err)
 		}
@@ -330,7 +330,7 @@ func destroy(f repair.Flow) error {
 	return sockdiag.Destroy(s)
 }
 
-// find looks for a connection in this namespace.
+// find looks up a connection in this namespace.
 func find(f repair.Flow) (s sockdiag.Socket, there bool, err error) {
 	all, err := sockdiag.Dump(sockdiag.Query{Proto: unix.IPPROTO_TCP, LocalPort: f.Local.Port()})
 	for _, s := range all {
@@ -341,7 +341,7 @@ func find(f repair.Flow) (s sockdiag.Socket, there bool, err error) {
 	return s, false, err
 }
 
-// watchReceiving asks again, and forgets what has arrived.
+// watchReceiving repeats unanswered requests, and forgets arrived sessions.
 func (a *Agent) watchReceiving(r *receiving, now time.Time) {
 	if !r.mu.TryLock() { // see watchSending
 		return
@@ -359,7 +359,7 @@ func (a *Agent) watchReceiving(r *receiving, now time.Time) {
 	}
 }
 
-// spoke says whether the session has sent something: from then on nobody takes it back.
+// spoke reports whether the session has sent a packet: from then on nobody reclaims it.
 func (a *Agent) spoke(r *receiving) bool {
 	e, there, err := a.quarantine.Lookup(r.flow)
 	return err == nil && (!there || e.State == quarantine.Left)

@@ -15,13 +15,13 @@ import (
 	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
-// playRemove applies a file without a backend, and dies at a step of it.
+// playRemove applies a file without a backend, and dies at a step.
 func playRemove(args []string) error {
 	kerneltest.DieAtKind(args[1])
 	return planned(kernel.OpenRoot(args[0]), Config{})
 }
 
-// planned makes the backend of the caller's network namespace what c says.
+// planned applies c as the backend of the caller's network namespace.
 func planned(root *kernel.Root, c Config) error {
 	_, err := featuretest.ApplyPlan(context.Background(), root, Feature{}.Recover, func() (feature.Plan, error) {
 		have, err := Feature{}.State(context.Background(), root)
@@ -33,7 +33,7 @@ func planned(root *kernel.Root, c Config) error {
 	return err
 }
 
-// Killed at any step of its removal, a backend is removed by the next apply.
+// TestKilledRemoval kills the removal of a backend at any step. The next apply completes it.
 func TestKilledRemoval(t *testing.T) {
 	nstest.NeedRoot(t)
 	client, server := nstest.NewNetns(t), nstest.NewNetns(t)

@@ -16,10 +16,10 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// resumeDeparture goes on with a session that an agent before us was moving when it died.
+// resumeDeparture continues a departure interrupted by the death of an earlier agent. s.mu is held.
 func (a *Agent) resumeDeparture(s *sending, m wire.Message) {
 	k, err := parseKept(m.State)
-	if err != nil || k.Epoch == 0 { // it had not begun
+	if err != nil || k.Epoch == 0 { // it had not started
 		s.kept.Carried.Name = ""
 		if err == nil {
 			s.kept = k
@@ -34,7 +34,8 @@ func (a *Agent) resumeDeparture(s *sending, m wire.Message) {
 	a.executeSend(s, s.src.Retry())
 }
 
-// resumeArrival goes on with a session that an agent before us was delivering when it died, or was sending a way that is shut now.
+// resumeArrival continues an arrival interrupted by the death of an earlier agent, or a departure on a way that is
+// now closed.
 func (a *Agent) resumeArrival(p *keeperClient, m wire.Message, fd int) {
 	k, err := parseKept(m.State)
 	if wire.Elsewhere(m.Name) && err == nil && !k.Receiving {
@@ -43,7 +44,7 @@ func (a *Agent) resumeArrival(p *keeperClient, m wire.Message, fd int) {
 	}
 	if m.Name != p.name || err != nil || !k.Receiving {
 		why := "it is at this backend already"
-		if wire.Moving(m.State) && err != nil { // for an agent of another version
+		if wire.Moving(m.State) && err != nil { // from an agent of another version
 			why = err.Error()
 			a.refused("arrival", err)
 		}
@@ -56,8 +57,7 @@ func (a *Agent) resumeArrival(p *keeperClient, m wire.Message, fd int) {
 	r := a.receivingAt(a.known.Load().flowID(p.service, local, remote), repair.Flow{Local: local, Remote: remote}, p)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	// Where the record is an earlier one the session came by another place, that is being retired, or by this one before the keeper
-	// was another: that has no say any more.
+	// An existing record belongs to a retiring way, or to an earlier connection to the keeper. It is replaced.
 	if r.fd >= 0 {
 		unix.Close(r.fd)
 	}
@@ -84,7 +84,7 @@ func (a *Agent) resumeArrival(p *keeperClient, m wire.Message, fd int) {
 	a.come(r, r.dst.Retry())
 }
 
-// adopt takes over the socket as it was left: some of what was unsent may have been sent.
+// adopt takes over the socket in its present state: some of the unsent bytes may have been sent.
 func (a *Agent) adopt(r *receiving, fd int) error {
 	state, err := repair.Parse(r.kept.Kernel)
 	if err != nil {
@@ -106,7 +106,8 @@ func (a *Agent) adopt(r *receiving, fd int) error {
 	return err
 }
 
-// orphans asks about what the quarantine still knows of an agent before us, and of what it alone knows.
+// orphans asks the load balancer about sessions of earlier agents that the quarantine still has, and about sessions
+// only the quarantine has.
 func (a *Agent) orphans() {
 	entries, err := a.quarantine.Entries()
 	if err != nil {
@@ -127,12 +128,12 @@ func (a *Agent) orphans() {
 		case !ok, e.State == quarantine.Pass:
 			_ = a.quarantine.Lift(e.Flow, e.Epoch)
 		case busy:
-		case e.State == quarantine.Shut, e.State == quarantine.Buffered: // if the keeper has it, it is given to us sooner or later
+		case e.State == quarantine.Shut, e.State == quarantine.Buffered: // if the keeper has it, this agent eventually receives it
 			a.mu.Lock()
 			known := a.stopped[id]
 			a.stopped[id] = true
 			a.mu.Unlock()
-			if !known { // the load balancer may come back more than once
+			if !known { // the load balancer may reconnect repeatedly
 				a.wg.Go(func() { a.openForNobody(id, e) })
 			}
 		default:
@@ -147,8 +148,8 @@ func (a *Agent) orphans() {
 	}
 }
 
-// openForNobody opens the quarantine that an agent before us has shut, once no process has the session's socket any more: while one has
-// it, it may be stopped, and a packet that reached it would be answered. Of a socket that nobody has the client is to hear the end.
+// openForNobody opens a quarantine closed by an earlier agent, once no process has the session's socket. A process's
+// socket may be stopped, and would answer packets. Without a socket, the client must receive an RST.
 func (a *Agent) openForNobody(id peer.Flow, e quarantine.Entry) {
 	defer func() {
 		a.mu.Lock()
@@ -168,7 +169,7 @@ func (a *Agent) openForNobody(id peer.Flow, e quarantine.Entry) {
 		a.mu.Unlock()
 		now, there, err := a.quarantine.Lookup(e.Flow)
 		if busy || err == nil && (!there || now.Epoch != e.Epoch || now.State == quarantine.Left) {
-			return // it is, or was, given to us
+			return // this agent has, or had, the session
 		}
 		held, err := a.socketOpen(e.Flow)
 		if err == nil && !held {
@@ -182,5 +183,5 @@ func (a *Agent) openForNobody(id peer.Flow, e quarantine.Entry) {
 	}
 }
 
-// orphanTime is how often it is looked whether what an agent before us has had is there yet, or still.
+// orphanTime is the interval for checking the sessions of an earlier agent.
 const orphanTime = 2 * time.Second

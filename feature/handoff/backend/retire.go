@@ -9,10 +9,9 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// retire ends a place that is not known any more: a way to a backend that the load balancer tells of no more, or at another
-// address, or one of a service that has gone. Sessions that it has are told to the keeper by it alone, as its member: it takes
-// no more of them, stays for those until they are a member's of this backend, or another backend's, and then says goodbye. What
-// the keeper may have given it in between is for others then.
+// retire ends a keeperClient whose backend, address or service was removed. The keeper knows its sessions by this
+// member only. It therefore accepts no more sessions, stays until its present ones belong to a local member or
+// another backend, and then sends Leave. Sessions given to it in between go to other members.
 func (a *Agent) retire(p *keeperClient) {
 	defer p.stop()
 	p.mu.Lock()
@@ -23,7 +22,7 @@ func (a *Agent) retire(p *keeperClient) {
 	defer t.Stop()
 	for {
 		if !a.uses(p) {
-			// Its answer is behind all that the keeper gave before it heard that.
+			// The answer follows all sessions given before Ready was read.
 			err := p.call(&wire.Message{Type: wire.Ready})
 			if p.maxBytes() == 0 || err == nil && !a.uses(p) {
 				break
@@ -31,14 +30,14 @@ func (a *Agent) retire(p *keeperClient) {
 		}
 		select {
 		case <-a.ctx.Done():
-			return // the next agent goes on
+			return // the next agent continues
 		case <-t.C:
 		}
 	}
 	_ = p.post(&wire.Message{Type: wire.Leave})
 }
 
-// uses says whether a session is on its way by a place.
+// uses reports whether a keeperClient has a session under way.
 func (a *Agent) uses(p *keeperClient) bool {
 	leaving, arriving := a.all()
 	for _, s := range leaving {
@@ -47,7 +46,7 @@ func (a *Agent) uses(p *keeperClient) bool {
 		}
 	}
 	for _, r := range arriving {
-		if !r.mu.TryLock() { // something is being done with it
+		if !r.mu.TryLock() { // it is in use
 			return true
 		}
 		used := r.home == p && (r.fd >= 0 || r.built != nil || r.dst.Phase == move.Restoring || r.dst.Phase == move.Flipping)

@@ -24,8 +24,8 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// A server, or a service, that the load balancer does not tell of any more while a session is on its way takes no session along: it goes
-// on where it is, or comes to its member, and moves again when the server is known again.
+// TestForgottenWay removes a backend or service from the load balancer during a move. The session survives at its
+// source or destination, and moves again once the backend is known again.
 func TestForgottenWay(t *testing.T) {
 	for step, server := range map[string]int{stepKept: 1, stepBuffered: 1, stepSent: 1, stepKeptHere: 2, stepFlipped: 2} {
 		t.Run(strings.ReplaceAll(step, " ", ""), func(t *testing.T) {
@@ -65,14 +65,14 @@ func TestForgottenWay(t *testing.T) {
 	}
 }
 
-// A service that goes and comes back while a session waits for a member: the keeper gives it to the new place, once the old one has
-// left, and that hands it on. Nothing of the old one holds the socket.
+// TestServiceComesBack removes and restores a service while a session waits for a member. The keeper gives it to the
+// new keeperClient after the old one has left, and that delivers it. The old one keeps no descriptor.
 func TestServiceComesBack(t *testing.T) {
 	w := newNetwork(t, 2, at4)
 	w.step = func(n int, name string) {
 		if n == 2 && name == stepFlipped {
 			s := w.servers[1]
-			s.member.Close() // it waits for a member from here on
+			s.member.Close() // from here on it waits for a member
 			home := s.agent.known.Load().home[service]
 			w.eventually("the keeper has no member", func() bool { return home.members.Load() == 0 })
 		}
@@ -90,7 +90,7 @@ func TestServiceComesBack(t *testing.T) {
 	a.learn(a.o.Peers, a.o.Services)
 	home := a.known.Load().home[service]
 	w.eventually("the new place is there", func() bool { return home.maxBytes() > 0 })
-	if err := old.post(&wire.Message{Type: wire.Leave}); err != nil { // sooner than it does so itself
+	if err := old.post(&wire.Message{Type: wire.Leave}); err != nil { // earlier than its own Leave
 		t.Fatal(err)
 	}
 	var socket unix.Stat_t
@@ -107,7 +107,7 @@ func TestServiceComesBack(t *testing.T) {
 	w.mustBeAt(c, 2)
 	w.mustAsk(c, "it goes on")
 	w.eventually("the old place has gone", func() bool { return s.places() == 2 })
-	nstest.Steadily(t, 300*time.Millisecond, func() error { // three times as long as who hands it on would wait
+	nstest.Steadily(t, 300*time.Millisecond, func() error { // three times the retry interval of transfer
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if len(a.waits) > 0 {
@@ -125,7 +125,7 @@ func TestServiceComesBack(t *testing.T) {
 	})
 }
 
-// What is sent while its service goes, or comes, is refused.
+// TestServiceGoesAsASessionComes checks that a session arriving while its service is removed or added is rejected.
 func TestServiceGoesAsASessionComes(t *testing.T) {
 	ca := peertest.NewAuthority(t)
 	a := lonely(t, ca)
@@ -136,7 +136,7 @@ func TestServiceGoesAsASessionComes(t *testing.T) {
 	}
 	defer l.Close()
 	failed := make(chan bool, 1)
-	go func() { // the server that sends
+	go func() { // the source
 		raw, err := l.Accept()
 		if err != nil {
 			return
@@ -160,18 +160,18 @@ func TestServiceGoesAsASessionComes(t *testing.T) {
 	}
 	defer c.Close()
 	with, without := a.known.Load(), &known{}
-	half := &known{services: with.services} // as it is to who looks at it twice, while a service comes
+	half := &known{services: with.services} // a torn view while a service is being added
 	for i, know := range []*known{with, without, half} {
 		a.known.Store(know)
 		id := peer.Flow{Client: netip.MustParseAddrPort("192.0.2.1:5")}
 		a.startReceive(c, peer.Frame{Message: move.Message{Kind: move.State, From: move.AtSource, To: move.AtDestination, Epoch: move.Epoch(i + 1)}, Flow: id, Instance: a.own.Instance})
-		if !<-failed { // there is no member, if there is the service
+		if !<-failed { // without the service, or without a member
 			t.Fatal("it is not refused")
 		}
 	}
 }
 
-// A late answer about a move before says nothing of this one.
+// TestLateReclaimed checks that a late answer about an earlier move has no effect.
 func TestLateReclaimed(t *testing.T) {
 	a := lonely(t, peertest.NewAuthority(t))
 	a.stats.rejected = map[string]uint64{}
@@ -184,7 +184,7 @@ func TestLateReclaimed(t *testing.T) {
 	}
 }
 
-// has is the server whose member has a client's session at this moment; 0: none.
+// has returns the number of the backend with a client's session at this moment; 0: none.
 func (w *world) has(c *client) int {
 	for _, s := range w.servers {
 		for _, session := range s.member.Member().Sessions() {
@@ -196,7 +196,7 @@ func (w *world) has(c *client) int {
 	return 0
 }
 
-// places is how many members of the service the agent is to the keeper.
+// places returns the number of the agent's members of the service at the keeper.
 func (s *server) places() (n int) {
 	s.w.t.Helper()
 	r, err := handoff.Status(s.w.t.Context(), s.keeper)
@@ -211,7 +211,7 @@ func (s *server) places() (n int) {
 	return n
 }
 
-// What stands still is told, and why.
+// TestStuck checks the report of stuck sessions with reasons.
 func TestStuck(t *testing.T) {
 	w := newWorld(t, 2, at4)
 	a := w.servers[0].agent

@@ -26,13 +26,13 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// start runs the agent of a backend, in the network namespace of the process, until ctx is done. The quarantine stays.
+// start runs the agent of a backend in the process's network namespace, until ctx is done. The quarantine stays.
 func start(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) error {
 	return feature.RunAnew(ctx, func() error { return run(ctx, root, c, log) },
 		func(reason error) { log.Info("backend agent begins anew", "name", c.Name, "reason", reason) })
 }
 
-// run is start until a device was made again.
+// run is start until a device is recreated.
 func run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) error {
 	o, err := c.options()
 	if err != nil {
@@ -66,12 +66,12 @@ func run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) er
 	return group.Wait()
 }
 
-// controlName is what the agent of a network namespace is called.
+// controlName returns the control socket's name for the agent of a network namespace.
 func controlName(ns *netns.Handle) string { return controlNameOf(kernel.ScopeOf(ns)) }
 
 func controlNameOf(scope string) string { return "backend-" + scope }
 
-// controls are what the commands ask of an agent.
+// controls returns the handler for the commands' requests.
 func (a *Agent) controls() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", control.JSON(a.Status))
@@ -81,7 +81,7 @@ func (a *Agent) controls() http.Handler {
 			http.Error(w, fmt.Sprintf("this is %s: drain %s there", a.o.Name, name), http.StatusBadRequest)
 			return
 		}
-		// A line of JSON a step, and in the end one that says what went wrong, if something did.
+		// One line of JSON per step, and a last one in case of an error.
 		out := json.NewEncoder(w)
 		err := a.drain(r.Context(), Draining{Undo: r.FormValue("undo") != "", All: r.FormValue("all") != ""}, func(d Drained) {
 			_ = out.Encode(d)
@@ -94,7 +94,7 @@ func (a *Agent) controls() http.Handler {
 	return mux
 }
 
-// errNoAgent says that no agent of a backend answers here.
+// errNoAgent means no backend agent answers in this network namespace.
 var errNoAgent = errors.New("no backend agent answers: does weir serve run in this network namespace, with handoff.backend in its file?")
 
 func request(ctx context.Context, method, path string) (*http.Response, error) {
@@ -123,13 +123,13 @@ func requestOf(ctx context.Context, name, method, path string) (*http.Response, 
 	}
 	if r.StatusCode != http.StatusOK {
 		defer r.Body.Close()
-		b, _ := io.ReadAll(io.LimitReader(r.Body, 4096)) // what there is of it will do
+		b, _ := io.ReadAll(io.LimitReader(r.Body, 4096)) // a partial text is good enough
 		return nil, errors.New(strings.TrimSpace(string(b)))
 	}
 	return r, nil
 }
 
-// StatusHere asks the agent of the network namespace that the process is in.
+// StatusHere returns the status of the agent in the process's network namespace.
 func StatusHere(ctx context.Context) (s Status, err error) {
 	ns, err := netns.Current()
 	if err != nil {
@@ -139,10 +139,10 @@ func StatusHere(ctx context.Context) (s Status, err error) {
 	return statusOf(ctx, kernel.ScopeOf(ns))
 }
 
-// askAgent is how long an agent may take to answer. A stopped one never answers.
+// askAgent limits the wait for an agent's answer. A stopped agent never answers.
 const askAgent = 3 * time.Second
 
-// statusOf asks the agent of a network namespace.
+// statusOf returns the status of the agent in a network namespace.
 func statusOf(ctx context.Context, scope string) (s Status, err error) {
 	ctx, cancel := context.WithTimeout(ctx, askAgent)
 	defer cancel()
@@ -154,7 +154,7 @@ func statusOf(ctx context.Context, scope string) (s Status, err error) {
 	return s, json.NewDecoder(r.Body).Decode(&s)
 }
 
-// DrainHere has it empty its backend, see [Agent.drain]; name, if it is not empty, must be the backend's.
+// DrainHere makes the agent drain its backend, see [Agent.drain]. A non-empty name must be the backend's.
 func DrainHere(ctx context.Context, name string, how Draining, progress func(Drained)) error {
 	v := url.Values{"backend": {name}}
 	if how.Undo {

@@ -22,7 +22,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// play has a process of its own play a role in a namespace, with a file, until the test ends or stop is called.
+// play runs a role with a file in a separate process and a namespace, until the test ends or stop is called.
 func (w *world) play(ns *netns.Handle, role, text string) (stop func()) {
 	w.t.Helper()
 	file := filepath.Join(w.t.TempDir(), role+".yaml")
@@ -46,7 +46,7 @@ func (w *world) play(ns *netns.Handle, role, text string) (stop func()) {
 	return stop
 }
 
-// untilStdinEnds is how long roles play.
+// untilStdinEnds returns the context of a role: it ends with stdin.
 func untilStdinEnds() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
@@ -80,7 +80,8 @@ func playBackend(args []string) error {
 	return start(untilStdinEnds(), kernel.OpenRoot(args[0]), c, slog.New(slog.NewTextHandler(os.Stderr, nil)))
 }
 
-// Servers that register learn of each other and of the services; drain empties one, and has no new session come to it.
+// TestDrain registers backends, which learn of each other and of the services. A drain empties one, and no new
+// session arrives there.
 func TestDrain(t *testing.T) {
 	w := newNetwork(t, 3, at4)
 	cert, key, signers := w.ca.Files("lb")
@@ -130,7 +131,7 @@ services:
 		}
 		return w.serves(c) == 1
 	}
-	// A server without sessions is empty when the load balancer gives it no new ones, and not before.
+	// A backend without sessions is empty only once it gets no new ones.
 	w.eventually("new sessions come", comes)
 	if err := drain("s1", false, func(Drained) {}); err != nil {
 		t.Fatal(err)
@@ -146,7 +147,7 @@ services:
 	before := status(w.servers[0]).Out
 	var clients []*client
 	at := map[int]int{}
-	for range 200 { // by chance few of the first, or none before the load balancer has heard of the server
+	for range 200 { // by chance few come to the first, or none before the load balancer knows it
 		if len(clients) >= 12 && at[1] >= 3 {
 			break
 		}
@@ -192,7 +193,7 @@ services:
 	w.eventually("new sessions come again", comes)
 }
 
-// serves is the server whose member has a client's session; 0: none.
+// serves returns the number of the backend whose member has a client's session; 0: none.
 func (w *world) serves(c *client) (number int) {
 	_ = nstest.Poll(longest, func() error {
 		for _, s := range w.servers {
@@ -208,7 +209,7 @@ func (w *world) serves(c *client) (number int) {
 	return number
 }
 
-// What is wrong with a file is said with its place and a remedy.
+// TestConfigErrors checks that errors of a file contain the position and a remedy.
 func TestConfigErrors(t *testing.T) {
 	const good = `
 name: s1
@@ -246,7 +247,7 @@ devices: [eth0]
 	}
 }
 
-// What agents tell each other, and have kept, comes back as it was; cut off or changed it is refused.
+// TestCarried checks that the agents' encodings are read back unchanged, and rejected if truncated or changed.
 func TestCarried(t *testing.T) {
 	k := kept{Receiving: true, ReuseAddr: true, Epoch: 7, Other: 3, Put: 99, Kernel: []byte("kernel"),
 		Carried: carried{Name: "0", Label: "tcp :1790", State: []byte("state"), Unread: []byte("unread"), Replay: 12}}

@@ -18,37 +18,37 @@ import (
 	"github.com/weir-project/weir/internal/awake"
 )
 
-// sending is a session on its way from here.
+// sending is a departing session.
 type sending struct {
 	id   peer.Flow
 	flow repair.Flow
-	by   *keeperClient // the way that it goes
+	by   *keeperClient // the way to the destination
 	to   move.Backend
 
 	mu      sync.Mutex
-	lb      uint64 // instance of the load balancer's agent whose word was the latest
+	lb      uint64 // instance of the load balancer's agent with the latest message
 	src     move.Source
 	fd      int
-	session uint64 // to the keeper
-	read    uint64 // positions, as committed
+	session uint64 // number at the keeper
+	read    uint64 // committed positions
 	written uint64
 	unread  []byte
 	kept    kept
-	skip    int // bytes at the head of the receive queue that are accounted for
+	skip    int // bytes at the head of the receive queue included in the application's state
 
-	prepared *repair.Prepared // nil: it has to be read as a whole while it stands still
+	prepared *repair.Prepared // nil: the dump has to read everything
 
-	asking  bool // the load balancer was asked in which epoch the session is ours
+	asking  bool // the load balancer was asked for the session's epoch
 	state   []byte
-	since   time.Time // it was given to us
-	asked   time.Time // the last word that has had no answer
+	since   time.Time // of its transfer to this agent
+	asked   time.Time // of the latest unanswered message
 	stopped time.Time
-	parked  bool // its packets wait here
-	back    bool // it is on its way back to the application
-	doubt   bool // the load balancer knows nothing of the move
+	parked  bool // its packets are buffered here
+	back    bool // on its way back to the application
+	doubt   bool // the load balancer does not know the move
 }
 
-// startSend begins to move a session that a member has transferred to another backend's name.
+// startSend starts the move of a session that a member has transferred to another backend's name.
 func (a *Agent) startSend(p *keeperClient, to move.Backend, m wire.Message, fd int) {
 	awake.For(awake.Moment)
 	s := &sending{by: p, to: to, fd: fd, session: m.Session, read: m.Read, written: m.Written, unread: m.Unread, since: time.Now()}
@@ -56,13 +56,13 @@ func (a *Agent) startSend(p *keeperClient, to move.Backend, m wire.Message, fd i
 	defer s.mu.Unlock()
 	if err := a.admit(s, m); err != nil {
 		a.refused("departure", err)
-		unix.Close(fd) // with its lock: the member is given the session as soon as it is refused
+		unix.Close(fd) // with its lock, because the member gets the session back at once
 		_ = p.post(&wire.Message{Type: wire.Reject, Session: m.Session, Number: uint32(wire.BadSocket), Text: err.Error()})
 		return
 	}
 	_ = p.post(&wire.Message{Type: wire.Accept, Session: m.Session})
 	a.o.Step(stepGiven)
-	if wire.Elsewhere(m.Name) { // an agent before us had it
+	if wire.Elsewhere(m.Name) { // an earlier agent had it
 		a.resumeDeparture(s, m)
 		return
 	}
@@ -72,14 +72,14 @@ func (a *Agent) startSend(p *keeperClient, to move.Backend, m wire.Message, fd i
 		return
 	}
 	s.asking = true
-	_ = p.post(s.commit()) // that it is not begun
+	_ = p.post(s.commit()) // records that the move has not started
 	a.tellLB(s, move.Message{Kind: move.Ask, From: move.AtSource, To: move.AtLoadBalancer})
 }
 
-// admit finds out what was given, and refuses what cannot be moved from here.
+// admit identifies the session, and rejects immovable ones.
 func (a *Agent) admit(s *sending, m wire.Message) error {
 	if _, err := parseKept(m.State); wire.Moving(m.State) && err != nil {
-		return err // for an agent of another version
+		return err // from an agent of another version
 	}
 	if wire.Kind(m.Number) != wire.Stream {
 		return fmt.Errorf("a %s stays on its backend", wire.Kind(m.Number))
@@ -103,7 +103,8 @@ func (a *Agent) admit(s *sending, m wire.Message) error {
 		return fmt.Errorf("%d bytes were read and not committed: a member commits what it has read before it lets go", at.Read-m.Read)
 	}
 	s.skip = int(m.Read - at.Read)
-	// While packets still come: what is on its way of a session of kTLS would not arrive any more once the load balancer holds them.
+	// Quiesce while packets still arrive: once the load balancer buffers them, the rest of a kTLS record would not
+	// arrive.
 	if !wire.Moving(m.State) {
 		if err := repair.Quiesce(s.fd, repair.DumpOptions{Limit: a.o.Limit}); err != nil {
 			return err
@@ -124,8 +125,8 @@ func (a *Agent) admit(s *sending, m wire.Message) error {
 	return nil
 }
 
-// begin moves a session that is ours in an epoch. With the birth of the load balancer's record it does not wait for its answer, if
-// packets can wait here until the load balancer has them wait.
+// begin moves a session owned in an epoch. With the nonce of the load balancer's record it does not wait for the
+// answer, if this backend can buffer packets until the load balancer does. s.mu is held.
 func (a *Agent) begin(s *sending, e move.Epoch, b move.Nonce) {
 	if !a.quarantine.Buffers() {
 		b = 0
@@ -133,40 +134,41 @@ func (a *Agent) begin(s *sending, e move.Epoch, b move.Nonce) {
 	s.src = move.Source{Epoch: e, Nonce: b, Parks: a.o.Buffer}
 	do, err := s.src.Start(s.to)
 	if err != nil {
-		a.o.Log.Error("a move cannot begin", "flow", s.flow, "err", err) // a fresh source always can
+		a.o.Log.Error("a move cannot begin", "flow", s.flow, "err", err) // cannot happen: a new source can always start
 		return
 	}
 	s.kept.Epoch, s.kept.Nonce = s.src.Epoch, b
 	if err := s.by.post(s.commit()); err != nil {
-		a.giveBack(s) // nobody would go on with it if we died
+		a.giveBack(s) // without a kept state nobody could continue after this agent's death
 		return
 	}
 	a.o.Step(stepKept)
 	a.executeSend(s, do)
-	// While the load balancer is busy. What does not go is said by the dump.
+	// Prepare while the load balancer works. The dump reports its errors.
 	s.prepared, _ = repair.Prepare(s.fd, repair.DumpOptions{Limit: a.o.Limit})
 	if s.size() <= maxConcurrent {
 		a.executeSend(s, s.src.Ahead())
 		return
 	}
-	a.workers.run(func() { // who reads what the keeper says does not wait until all of it is sent
+	a.workers.run(func() { // the reader of the keeper's connection must not wait for a long transmission
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		a.executeSend(s, s.src.Ahead())
 	})
 }
 
-// maxConcurrent is the most bytes of a session that are sent by whoever was given it.
+// maxConcurrent is the maximum of bytes of a session sent by the goroutine that received it.
 const maxConcurrent = 64 << 10
 
-// size is about how many bytes of a session are to be sent.
+// size returns the approximate number of bytes to send for a session.
 func (s *sending) size() int {
-	unread, _ := unix.IoctlGetInt(s.fd, unix.SIOCINQ) // what cannot be asked is said by the dump
+	unread, _ := unix.IoctlGetInt(s.fd, unix.SIOCINQ) // the dump reports errors
 	unacked, _ := unix.IoctlGetInt(s.fd, unix.SIOCOUTQ)
 	return len(s.kept.Carried.State) + len(s.unread) + unread + unacked
 }
 
-// keep gives a keeper the session, with its descriptor; commit tells one that has it how it stands.
+// keep returns the message that gives a keeper the session with its descriptor. commit returns the update for a
+// keeper that has it.
 func (s *sending) keep() *wire.Message {
 	return &wire.Message{Type: wire.Keep, Session: s.session, Number: uint32(wire.Stream), Text: s.kept.Carried.Label,
 		Read: s.read, Written: s.written, State: s.kept.append(nil), Unread: s.unread}
@@ -178,7 +180,8 @@ func (s *sending) commit() *wire.Message {
 	return m
 }
 
-// toSource takes what the load balancer, by that connection, or a destination says about a session that leaves.
+// toSource processes a message about a departing session, from the load balancer on connection lb, or from a
+// destination (lb is nil).
 func (a *Agent) toSource(lb *peer.Conn, f peer.Frame) {
 	a.mu.Lock()
 	s := a.sending[f.Flow]
@@ -198,14 +201,14 @@ func (a *Agent) toSource(lb *peer.Conn, f peer.Frame) {
 	switch {
 	case m.Kind != move.Known:
 		if m.Kind == move.Buffered && m.OK && m.Epoch == s.src.Epoch && !s.src.Parks && s.src.Phase != move.Reclaiming {
-			a.release(s, false) // it has them wait
+			a.release(s, false) // the load balancer buffers them
 		}
 		if m.Kind == move.Done && m.Epoch == s.src.Epoch && s.src.Phase == move.Moving {
-			a.release(s, false) // it passes them on
+			a.release(s, false) // the load balancer forwards them
 			a.moved(s)
 			a.o.Step(stepDone)
 		}
-		if m.Kind == move.Reclaimed && m.Move == s.src.Epoch && s.src.Phase == move.Reclaiming { // what is late, of a move before, says nothing of this one
+		if m.Kind == move.Reclaimed && m.Move == s.src.Epoch && s.src.Phase == move.Reclaiming { // a late answer about an earlier move is ignored
 			if s.doubt = !m.OK; s.doubt && !s.src.Sent {
 				a.refused("departure", errors.New("the load balancer does not know the session in this epoch"))
 			}
@@ -214,7 +217,7 @@ func (a *Agent) toSource(lb *peer.Conn, f peer.Frame) {
 	case s.asking && m.OK:
 		s.asking = false
 		epoch, _, _ := a.lookupEpoch(s)
-		a.begin(s, max(m.Epoch, epoch), m.Nonce) // the load balancer may have forgotten moves; what is on its way of them must not count
+		a.begin(s, max(m.Epoch, epoch), m.Nonce) // the load balancer may have forgotten moves; their late messages must not match
 	case s.asking:
 		s.asking = false
 		a.refused("departure", errors.New("the load balancer does not know the session as this backend's"))
@@ -222,7 +225,7 @@ func (a *Agent) toSource(lb *peer.Conn, f peer.Frame) {
 	}
 }
 
-// executeSend does what the protocol asks for. s.mu is held.
+// executeSend executes the protocol's actions and sends its messages. s.mu is held.
 func (a *Agent) executeSend(s *sending, do move.Do) {
 	for _, action := range do.Actions {
 		switch action {
@@ -247,7 +250,7 @@ func (a *Agent) executeSend(s *sending, do move.Do) {
 				a.refused("departure", fmt.Errorf("%s: %w", a.backendName(s.to), err))
 				a.executeSend(s, s.src.Retry())
 			} else {
-				s.asked = time.Now() // what is large was under way for long, and the other side has it only now
+				s.asked = time.Now() // sending much data takes long, and the destination has received it only now
 			}
 			a.o.Step(stepSent)
 		}
@@ -259,10 +262,10 @@ func (a *Agent) tellLB(s *sending, m move.Message) {
 	if m.Kind == move.Reclaim {
 		a.await(s)
 	}
-	err := a.lb.send(peer.Frame{Message: m, Flow: s.id}) // what is lost is said again
+	err := a.lb.send(peer.Frame{Message: m, Flow: s.id}) // lost messages are repeated
 	if m.Kind == move.Buffer {
 		if err != nil {
-			s.src.Nonce = 0 // there is no use in going ahead
+			s.src.Nonce = 0 // going ahead is pointless
 		}
 		a.o.Step(stepBuffer)
 	}
@@ -276,7 +279,7 @@ func (a *Agent) dump(s *sending) move.Do {
 	if s.prepared != nil {
 		dump = s.prepared.Dump
 	}
-	// No waiting for kTLS here: the load balancer holds what it would wait for, and admit has waited.
+	// Do not wait for kTLS here: the load balancer holds the missing packets, and admit has waited.
 	state, err := dump(s.fd, repair.DumpOptions{Limit: a.o.Limit, Quiet: -1, Stop: func(f repair.Flow) (func(), error) {
 		shut := a.quarantine.Shut
 		if s.src.Parks || s.src.Nonce != 0 {
@@ -311,7 +314,7 @@ func (s *sending) pack(c carried, state *repair.State) ([]byte, error) {
 	return c.append(make([]byte, 0, len(b)+len(c.State)+len(c.Unread)+256), b), nil
 }
 
-// thaw has the session go on here.
+// thaw continues the session here. s.mu is held.
 func (a *Agent) thaw(s *sending) {
 	frozen, err := repair.Frozen(s.fd)
 	if err == nil && frozen {
@@ -328,8 +331,8 @@ func (a *Agent) thaw(s *sending) {
 	a.giveBack(s)
 }
 
-// gone ends what is left of a session that has moved. The quarantine stays shut, then drops what still comes: the kernel would answer with
-// a reset, and a load balancer that has forgotten the session would let it pass.
+// gone ends the remains of a departed session. The quarantine stays shut, and then drops late packets. The kernel
+// would answer them with an RST, and a load balancer that has forgotten the session would forward it. s.mu is held.
 func (a *Agent) gone(s *sending) {
 	a.o.Step(stepReclaimed)
 	a.release(s, false)
@@ -347,7 +350,7 @@ func (a *Agent) gone(s *sending) {
 	a.quarantine.Leaves(s.flow, s.kept.Epoch, s.to, func(err error) { a.o.Log.Warn("a session that has left is not remembered", "err", err) })
 }
 
-// giveBack has a member of this backend go on with the session. s.mu is held.
+// giveBack gives the session to a member of this backend. s.mu is held.
 func (a *Agent) giveBack(s *sending) {
 	s.back = true
 	a.mu.Lock()
@@ -367,8 +370,9 @@ func (a *Agent) giveBack(s *sending) {
 	}()
 }
 
-// transfer gives a session to a local member: that of the name, else whoever has the fewest. It waits until there is one, and
-// returns false if the session ends before. keep is asked how the keeper is to have it where that does not; nil: not from here any more.
+// transfer gives a session to a local member: to the named one, or to the one with the fewest sessions. It waits for
+// such a member, and returns false if the session ends before. keep returns the session's Keep message for a keeper
+// without it, or nil if another caller handles it.
 func (a *Agent) transfer(id peer.Flow, p *keeperClient, m wire.Message, name string, keep func() *wire.Message, fd int) bool {
 	defer a.waitsFor(id, nil)
 	for try := 0; ; try++ {
@@ -389,9 +393,9 @@ func (a *Agent) transfer(id peer.Flow, p *keeperClient, m wire.Message, name str
 		case errors.Is(err, wire.ErrNoSession), errors.Is(err, errNoKeeper):
 			again := keep()
 			if again == nil {
-				return true // it was given to us by another place, which hands it on
+				return true // given to this agent again, and handled by another caller
 			}
-			_ = p.post(again, fd) // the keeper is another
+			_ = p.post(again, fd) // a new keeper
 		case try == 20:
 			a.o.Log.Warn("a session waits for a member", "service", p.service, "err", err)
 		}
@@ -404,9 +408,9 @@ func (a *Agent) transfer(id peer.Flow, p *keeperClient, m wire.Message, name str
 	}
 }
 
-// watchSending loses patience with whom a session waits for.
+// watchSending ends the timeouts of a session.
 func (a *Agent) watchSending(s *sending, now time.Time) {
-	if !s.mu.TryLock() { // something is being done with it, or sent, that may take a while: others are not to wait for that
+	if !s.mu.TryLock() { // the session is in use, perhaps for long: others must not wait
 		return
 	}
 	defer s.mu.Unlock()
@@ -425,12 +429,12 @@ func (a *Agent) watchSending(s *sending, now time.Time) {
 	}
 }
 
-// lost asks what became of the sessions that were on their way to a backend whose agent has gone.
+// lost reclaims the sessions under way to a backend whose agent is gone.
 func (a *Agent) lost(to move.Backend) {
 	all, _ := a.all()
 	for _, s := range all {
 		if s.to != to {
-			continue // it may be on its way to another, for long
+			continue // its lock may be held for long by a transmission to another backend
 		}
 		s.mu.Lock()
 		if s.src.Phase == move.Moving {

@@ -32,7 +32,7 @@ func TestStatusOfAStoppedAgent(t *testing.T) {
 	stopped := http.Server{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })}
 	go stopped.Serve(l)
 	defer stopped.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // for the caller that would wait for ever
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // for a request that would wait forever
 	defer cancel()
 	_, err = statusOf(ctx, kernel.ScopeOf(ns))
 	if ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "is weir serve stopped") {

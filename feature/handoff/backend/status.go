@@ -12,52 +12,53 @@ import (
 	"github.com/weir-project/weir/feature/handoff/quarantine"
 )
 
-// counters are since the agent began. They are a.mu's.
+// counters count since the agent's start. a.mu guards them.
 type counters struct {
 	out, in, back, discarded uint64
 	bytes                    uint64
 	rejected                 map[string]uint64
-	transferTimes            []time.Duration // a ring of the latest
+	transferTimes            []time.Duration // ring of the latest
 	stood                    []time.Duration
-	transferSum, stoodAll    time.Duration // sums, of all
+	transferSum, stoodAll    time.Duration // totals
 	at                       int
 }
 
-const recent = 4096 // moves whose times are kept
+const recent = 4096 // number of moves with kept times
 
-// Status is what an agent has done.
+// Status is an agent's state and counters.
 type Status struct {
 	Backend      string          `json:"backend"`
 	LB           bool            `json:"lb_connected"`
-	LBRejects    string          `json:"lb_rejects,omitempty"`    // why the load balancer refuses this backend
-	TimeoutError string          `json:"timeout_error,omitempty"` // why timeout does not fit the load balancer
+	LBRejects    string          `json:"lb_rejects,omitempty"`    // why the load balancer rejects this backend
+	TimeoutError string          `json:"timeout_error,omitempty"` // why the timeout does not fit the load balancer
 	Keeper       bool            `json:"keeper_connected"`
-	Peers        map[string]bool `json:"peers"` // connected?
-	// Silent are the agents that are connected and not heard, with for how long, in seconds; the load balancer's has the name "".
+	Peers        map[string]bool `json:"peers"` // name → connected
+	// Silent has the connected but silent agents, with the duration in seconds. The load balancer's agent has the
+	// name "".
 	Silent      map[string]float64 `json:"silent_seconds,omitempty"`
 	Sending     int                `json:"sending"`
 	Receiving   int                `json:"receiving"`
-	Quarantined int                `json:"quarantined"` // sessions that the quarantine knows: on their way, or come and not heard yet
+	Quarantined int                `json:"quarantined"` // sessions in quarantine: under way, or arrived without a sent packet
 	Out         uint64             `json:"moved_out"`
 	In          uint64             `json:"moved_in"`
-	Returned    uint64             `json:"returned"`  // moves that ended where they began
-	Discarded   uint64             `json:"discarded"` // arrivals that were called off
+	Returned    uint64             `json:"returned"`  // moves that ended at their source
+	Discarded   uint64             `json:"discarded"` // abandoned arrivals
 	Bytes       uint64             `json:"bytes_out"`
 	Draining    bool               `json:"draining"`
-	Blocked     []Blocked          `json:"blocked,omitempty"`  // sessions that are in the way of the drain
-	Unserved    []string           `json:"unserved,omitempty"` // services that nobody serves here: the load balancer gives it no new flows of them
-	Rejected    map[string]uint64  `json:"rejected"`           // by what could not be done
-	// Transfer is how long moves from here have taken: from the moment at which the member let go of the session until the
-	// other backend had it. Stopped is the part of it in which the session's packets were stopped.
+	Blocked     []Blocked          `json:"blocked,omitempty"`  // sessions that block the drain
+	Unserved    []string           `json:"unserved,omitempty"` // services without a server here: the load balancer sends no new flows for them
+	Rejected    map[string]uint64  `json:"rejected"`           // by failed operation
+	// Transfer is the duration of moves from here: from the member's release of the session until the other backend
+	// has it. Stopped is the part with the session's packets blocked.
 	Transfer   Times             `json:"transfer"`
 	Stopped    Times             `json:"stopped"`
 	Quarantine quarantine.Counts `json:"quarantine"`
-	Stuck      []Stuck           `json:"stuck,omitempty"` // of Leaving and Arriving, those that stand still
+	Stuck      []Stuck           `json:"stuck,omitempty"` // stuck sessions, of both directions
 
 	Certificate *peer.Certificate `json:"certificate,omitempty"` // of the agent
 }
 
-// Times are a distribution: its ends of the latest moves, count and sum of all.
+// Times is a distribution: quantiles of the latest moves, count and sum of all.
 type Times struct {
 	Count uint64        `json:"count"`
 	Sum   time.Duration `json:"sum_ns"`
@@ -75,7 +76,8 @@ func newTimes(latest []time.Duration, sum time.Duration, count uint64) Times {
 	return t
 }
 
-// latestTimes are those of the latest moves from here, for measurements: distributions of several agents cannot be joined.
+// latestTimes are the times of the latest moves from here. Measurements need them, because distributions of several
+// agents cannot be merged.
 type latestTimes struct {
 	Transfer []time.Duration `json:"transfer_ns"`
 	Stopped  []time.Duration `json:"stopped_ns"`
@@ -87,7 +89,7 @@ func (a *Agent) latest() (latestTimes, error) {
 	return latestTimes{Transfer: slices.Clone(a.stats.transferTimes), Stopped: slices.Clone(a.stats.stood)}, nil
 }
 
-// Status tells.
+// Status returns the agent's status.
 func (a *Agent) Status() (Status, error) {
 	g, err := a.quarantine.Counts()
 	if err != nil {
@@ -125,10 +127,10 @@ func (a *Agent) Status() (Status, error) {
 	return s, err
 }
 
-// askKeeper is how long the status waits for the keeper.
+// askKeeper limits the status's wait for the keeper.
 const askKeeper = 2 * time.Second
 
-// blockedNow are the sessions that are in the way of a drain; none while nothing is drained, or where the keeper does not answer.
+// blockedNow returns the sessions that block a drain. It returns none without a drain or a keeper's answer.
 func (a *Agent) blockedNow() []Blocked {
 	if n, _ := a.asked.count(); n == 0 {
 		return nil
@@ -137,12 +139,12 @@ func (a *Agent) blockedNow() []Blocked {
 	defer cancel()
 	r, err := handoff.Status(ctx, a.o.Keeper)
 	if err != nil {
-		return nil // status tells of the keeper by itself
+		return nil // the status reports the keeper anyway
 	}
 	return a.blocked(r, time.Now())
 }
 
-// quarantinedNow are those that are on their way.
+// quarantinedNow counts the sessions under way.
 func quarantinedNow(all []quarantine.Entry) (n int) {
 	for _, e := range all {
 		if e.State != quarantine.Left {
@@ -152,7 +154,7 @@ func quarantinedNow(all []quarantine.Entry) (n int) {
 	return n
 }
 
-// refused counts and tells what could not be done.
+// refused counts and logs a failed operation.
 func (a *Agent) refused(what string, err error) {
 	a.o.Log.Warn("refused", "operation", what, "err", err)
 	a.mu.Lock()
@@ -160,7 +162,7 @@ func (a *Agent) refused(what string, err error) {
 	a.stats.rejected[what]++
 }
 
-// moved counts a session that another backend has now.
+// moved counts a session that has moved to another backend.
 func (a *Agent) moved(s *sending) {
 	now := time.Now()
 	a.mu.Lock()

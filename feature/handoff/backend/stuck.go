@@ -12,18 +12,18 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
-// Stuck is a session that is on its way, and stands still.
+// Stuck is a session whose move does not progress.
 type Stuck struct {
 	Service string        `json:"service"`
 	Client  string        `json:"client"` // address and port
-	For     time.Duration `json:"for_ns"` // since its move began
+	For     time.Duration `json:"for_ns"` // since its move's start
 	Reason  string        `json:"reason"`
 }
 
-// stuckAfter is for how long a session may be on its way until it counts as one that stands still.
+// stuckAfter is the duration of a move from which its session counts as stuck.
 const stuckAfter = 3 * time.Second
 
-// stuck are those, the oldest first.
+// stuck returns the stuck sessions, oldest first.
 func (a *Agent) stuck(now time.Time) (out []Stuck) {
 	leaving, arriving := a.all()
 	add := func(id peer.Flow, service string, since time.Time, why string) {
@@ -33,7 +33,7 @@ func (a *Agent) stuck(now time.Time) (out []Stuck) {
 	}
 	for _, s := range leaving {
 		why := "it is being taken out of the kernel, or sent"
-		if s.mu.TryLock() { // else something is being done with it
+		if s.mu.TryLock() { // otherwise it is in use
 			why = a.sendingReason(s)
 			s.mu.Unlock()
 		}
@@ -41,7 +41,7 @@ func (a *Agent) stuck(now time.Time) (out []Stuck) {
 	}
 	for _, r := range arriving {
 		if !r.mu.TryLock() {
-			continue // it is being made
+			continue // it is being restored
 		}
 		add(r.id, r.home.service, r.since, a.receivingReason(r))
 		r.mu.Unlock()
@@ -50,7 +50,7 @@ func (a *Agent) stuck(now time.Time) (out []Stuck) {
 	return out
 }
 
-// sendingReason is what a session that leaves waits for. s.mu is held.
+// sendingReason returns why a departing session waits. s.mu is held.
 func (a *Agent) sendingReason(s *sending) string {
 	switch {
 	case s.back:
@@ -63,7 +63,7 @@ func (a *Agent) sendingReason(s *sending) string {
 	return a.lbReason()
 }
 
-// receivingReason is what a session that arrives waits for; "" for one that a member has. r.mu is held.
+// receivingReason returns why an arriving session waits; "" if a member has it. r.mu is held.
 func (a *Agent) receivingReason(r *receiving) string {
 	switch {
 	case r.dst.Phase == move.Flipping:
@@ -81,7 +81,7 @@ func (a *Agent) lbReason() string {
 	return "the load balancer has not answered"
 }
 
-// waitsFor notes why a session is not its member's yet; nil: it is.
+// waitsFor records why a session has no member yet; nil: it has one.
 func (a *Agent) waitsFor(id peer.Flow, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 )
 
-// deaf is an agent that says hello, and reads nothing more.
+// deaf is an agent that sends hello, and then reads nothing.
 func deaf(t *testing.T, ca *peertest.Authority) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -47,7 +47,8 @@ func lonely(t *testing.T, ca *peertest.Authority) *Agent {
 	return a
 }
 
-// An agent that stands still takes what is sent until nothing fits any more: before that it is noticed that it answers nothing.
+// TestAgentThatSaysNothing checks that the missing answers of a stopped agent are detected before its buffers are
+// full.
 func TestAgentThatSaysNothing(t *testing.T) {
 	ca := peertest.NewAuthority(t)
 	a := lonely(t, ca)
@@ -72,7 +73,7 @@ func TestAgentThatSaysNothing(t *testing.T) {
 	}
 }
 
-// Who has stood still itself has heard nothing for long, and takes nobody for silent whom it has not asked since.
+// TestStoodStill checks that an agent resuming after a stop does not treat peers as silent before probing them again.
 func TestStoodStill(t *testing.T) {
 	ca := peertest.NewAuthority(t)
 	a := lonely(t, ca)
@@ -109,7 +110,8 @@ func TestStoodStill(t *testing.T) {
 	}
 }
 
-// A session that is being sent to an agent that does not read keeps nobody else's waiting, and no keeper's answers.
+// TestNobodyWaitsForOneSession checks that sending a session to an agent that does not read delays neither other
+// sessions nor the keeper's answers.
 func TestNobodyWaitsForOneSession(t *testing.T) {
 	ca := peertest.NewAuthority(t)
 	a := lonely(t, ca)
@@ -142,11 +144,11 @@ func TestNobodyWaitsForOneSession(t *testing.T) {
 	if took := time.Since(start); took > 300*time.Millisecond {
 		t.Errorf("it took %v", took)
 	}
-	stuck.mu.Lock() // in the end it has given up
+	stuck.mu.Lock() // it has given up by now
 	arrives.mu.Lock()
 }
 
-// narrow is a way by which 8 MiB go in a second.
+// narrow is a connection with 8 MiB/s.
 type narrow struct{ net.Conn }
 
 func (n narrow) Read(b []byte) (int, error) {
@@ -155,7 +157,8 @@ func (n narrow) Read(b []byte) (int, error) {
 	return c, err
 }
 
-// A large session that is sent by a slow way has its patience from then on when it has been sent, and nobody waits for it meanwhile.
+// TestSlowWay checks that a large session's timeout starts after its transmission, and other sessions do not wait for
+// it.
 func TestSlowWay(t *testing.T) {
 	ca := peertest.NewAuthority(t)
 	a := lonely(t, ca)

@@ -4,9 +4,8 @@ package backend
 
 import "time"
 
-// timeout is how long an agent waits in a move before it asks the load balancer. The load
-// balancer lets packets go after its hold: an agent that waits longer would ask too late, so
-// 7/10 of hold is the most.
+// timeout returns the time that an agent waits in a move before it asks the load balancer. The load balancer forwards
+// packets after its buffer time, so waiting longer would be too late. The maximum is 7/10 of the buffer time.
 func (a *Agent) timeout() time.Duration {
 	if hold := time.Duration(a.bufferTime.Load()); hold > 0 && a.o.Timeout >= hold {
 		return hold * 7 / 10
@@ -14,8 +13,8 @@ func (a *Agent) timeout() time.Duration {
 	return a.o.Timeout
 }
 
-// tooPatient says that patience does not fit the load balancer; nil: it does, or the load
-// balancer does not say for how long it holds packets.
+// tooPatient returns an error if the timeout does not fit the load balancer's buffer time. It returns nil if the
+// buffer time is unknown.
 func (a *Agent) tooPatient() error {
 	hold := time.Duration(a.bufferTime.Load())
 	if hold == 0 || a.o.Timeout < hold {
@@ -25,7 +24,7 @@ func (a *Agent) tooPatient() error {
 		a.o.Timeout, hold, a.timeout())
 }
 
-// setBufferTime takes for how many milliseconds the load balancer holds packets, 0: it does not say.
+// setBufferTime sets the load balancer's buffer time in milliseconds; 0: unknown.
 func (a *Agent) setBufferTime(ms int64) {
 	hold := time.Duration(ms) * time.Millisecond
 	if time.Duration(a.bufferTime.Swap(int64(hold))) == hold {

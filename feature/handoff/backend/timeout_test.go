@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// An agent with more patience than its load balancer holds packets says so, with the place of
-// the key, and waits for less than that.
+// TestPatienceBeyondHold checks an agent with a timeout above its load balancer's buffer time. It reports the
+// position of the key, and uses a shorter timeout.
 func TestPatienceBeyondHold(t *testing.T) {
 	w := newNetwork(t, 1, at4)
 	cert, key, signers := w.ca.Files("lb")
@@ -27,7 +27,7 @@ services:
 	}
 	s := w.servers[0]
 	s.keep()
-	stop := play(patience) // as long as the server's
+	stop := play(patience) // equal to the backend's
 	w.playBackend(0, s)
 	w.eventually("the server says that its patience is too long", func() bool {
 		st := s.status()

@@ -21,7 +21,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// needKTLS skips where the kernel has no kTLS.
+// needKTLS skips the test on kernels without kTLS.
 func needKTLS(t *testing.T) {
 	t.Helper()
 	l := listen(t, "127.0.0.1:0")
@@ -49,8 +49,8 @@ func inside(t testing.TB, c *net.TCPConn, f func(fd int)) {
 	}
 }
 
-// bare is a member that speaks the protocol itself, since the clients do not serve sessions of kTLS. It says the positions that the
-// kernel tells, when all is read and the peer has all.
+// bare is a member using the bare protocol, because the clients do not support kTLS sessions. It commits the kernel's
+// positions once all data is read and acknowledged.
 type bare struct {
 	t *testing.T
 	s *server
@@ -71,7 +71,7 @@ func (s *server) serveBare(t *testing.T) *bare {
 	return b
 }
 
-// call waits for the answer that is wanted. Keepers hear of other servers a moment after their agents.
+// call sends a request and waits for the wanted answer. Keepers learn of other backends shortly after their agents.
 func (b *bare) call(m wire.Message, want wire.Type, fds ...int) {
 	b.t.Helper()
 	nstest.Within(b.t, longest, func() error {
@@ -104,13 +104,13 @@ func (b *bare) hear() (wire.Message, []int) {
 	return m, fds
 }
 
-// held is a session that a bare member has.
+// held is a session of a bare member.
 type held struct {
 	id uint64
 	c  *net.TCPConn
 }
 
-// message is about the session as it stands.
+// message returns a message with the session's current positions.
 func (h held) message(t testing.TB, kind wire.Type) (m wire.Message) {
 	t.Helper()
 	inside(t, h.c, func(fd int) {
@@ -123,7 +123,7 @@ func (h held) message(t testing.TB, kind wire.Type) (m wire.Message) {
 	return m
 }
 
-// accept waits for the client, and keeps its session once the kernel has its keys.
+// accept accepts the client's connection, gives its keys to the kernel, and keeps the session.
 func (b *bare) accept(l net.Listener, client net.Conn, s ktlstest.Suite) (h held, near *tls.Conn) {
 	t := b.t
 	t.Helper()
@@ -155,7 +155,7 @@ func (b *bare) accept(l net.Listener, client net.Conn, s ktlstest.Suite) (h held
 	return h, near
 }
 
-// take is given a session.
+// take receives a session.
 func (b *bare) take() (h held) {
 	t := b.t
 	t.Helper()
@@ -192,7 +192,7 @@ func (h held) quiet(w *world) {
 	})
 }
 
-// A session whose TLS is the kernel's goes to and fro between two servers, and both directions arrive to the byte.
+// TestTLSMovesBetweenServers moves a kTLS session back and forth between two backends, with every byte verified.
 func TestTLSMovesBetweenServers(t *testing.T) {
 	needKTLS(t)
 	w := newNetwork(t, 2, at4)

@@ -19,17 +19,18 @@ import (
 )
 
 const (
-	// unservedFor is for how long a service has to be without a member before the load balancer is told. A member that takes over
-	// from its predecessor may be ready a moment later, and new flows wait in the listener that the keeper keeps.
+	// unservedFor is the time without a member after which the load balancer is told. A successor may become ready a
+	// moment later, and new flows wait in the listener at the keeper.
 	unservedFor = 250 * time.Millisecond
-	// servedEvery is how often a service without a member is looked at. The keeper tells of its members at once; of a backend that is
-	// no member nothing tells.
+	// servedEvery is the polling interval for services without a member. The keeper reports members at once; servers
+	// without a keeper are not reported.
 	servedEvery = time.Second
 )
 
-// watchServed tells the load balancer which services nobody serves here: it gives this backend no new flows of them.
+// watchServed reports services without a server here to the load balancer. It then sends this backend no new flows
+// for them.
 func (a *Agent) watchServed(ctx context.Context) {
-	since := map[string]time.Time{} // services that nobody serves
+	since := map[string]time.Time{} // services without a server, and since when
 	t := time.NewTimer(0)
 	defer t.Stop()
 	for {
@@ -62,8 +63,8 @@ func (a *Agent) watchServed(ctx context.Context) {
 	}
 }
 
-// absentAddresses are the services of which no address is local: the kernel forwards or drops their packets, whoever listens. Without
-// an answer of the kernel there is none.
+// absentAddresses returns the services without a local address: the kernel forwards or drops their packets. On errors
+// of the kernel it returns none.
 func (a *Agent) absentAddresses() map[string]bool {
 	out := map[string]bool{}
 	var local []netip.Prefix
@@ -71,7 +72,7 @@ func (a *Agent) absentAddresses() map[string]bool {
 		if local, err = svc.LocalRoutes(netlink.FAMILY_ALL, unix.RTN_LOCAL); err != nil {
 			return err
 		}
-		all, err := net.InterfaceAddrs() // those of VRFs have their routes elsewhere
+		all, err := net.InterfaceAddrs() // addresses of VRFs have their routes in other tables
 		for _, x := range all {
 			if p, err := netip.ParsePrefix(x.String()); err == nil {
 				local = append(local, netip.PrefixFrom(p.Addr().Unmap(), p.Addr().Unmap().BitLen()))
@@ -90,11 +91,11 @@ func (a *Agent) absentAddresses() map[string]bool {
 	return out
 }
 
-// pollServed has watchServed look.
+// pollServed wakes watchServed.
 func (a *Agent) pollServed() {
 	select {
 	case a.served <- struct{}{}:
-	default: // it has yet to
+	default: // a wake-up is already pending
 	}
 }
 
@@ -108,18 +109,18 @@ func (a *Agent) tellUnserved(none []string) {
 	}
 	a.o.Log.Info("services that nobody serves at this backend", "services", none)
 	if c := a.lb.conn(); c != nil {
-		_ = c.Register(a.registration()) // a connection that fails is made again, and begins with the registration
+		_ = c.Register(a.registration()) // a failed connection is made again, and starts with the registration
 	}
 }
 
-// serves says whether new flows of a service have somebody here to go to: a member that is ready, or a backend that is no member. Where
-// that cannot be told it says yes.
+// serves reports whether new flows of a service have a server here: a ready member, or a server without a keeper. If
+// that is unknown, it returns true.
 func (a *Agent) serves(ctx context.Context, name string) bool {
 	know := a.known.Load()
 	if p := know.home[name]; p != nil && p.members.Load() > 0 {
 		return true
 	}
-	kept := map[uint64]bool{} // listeners of members: none is ready
+	kept := map[uint64]bool{} // listeners of members, none of them ready
 	if p := know.home[name]; p != nil && p.members.Load() == 0 {
 		r, err := handoff.Status(ctx, a.o.Keeper)
 		if err != nil {
@@ -147,7 +148,7 @@ func (a *Agent) serves(ctx context.Context, name string) bool {
 	return listens || err != nil
 }
 
-// covers says whether connections to an address come to a listener.
+// covers reports whether a listener receives connections to an address.
 func covers(l sockdiag.Socket, at netip.Addr) bool {
 	local := l.Local.Addr()
 	switch {

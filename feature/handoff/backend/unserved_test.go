@@ -12,11 +12,11 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// A server gets no new flows of a service that nobody serves there, and gets them again as soon as somebody does: a member, or a
-// server that is no member.
+// TestUnserved checks that a backend gets no new flows of a service without a server there. It gets them again as
+// soon as a member, or a server without a keeper, is ready.
 func TestUnserved(t *testing.T) {
 	w := newNetwork(t, 2, at4)
-	web := netip.AddrPortFrom(w.at.Addr(), w.at.Port()+1) // its server is no member
+	web := netip.AddrPortFrom(w.at.Addr(), w.at.Port()+1) // its server does not use a keeper
 	cert, key, signers := w.ca.Files("lb")
 	w.play(w.middle, "lb", fmt.Sprintf(`
 listen: 0.0.0.0:7946
@@ -40,11 +40,11 @@ services:
 		}
 		defer c.Close()
 		if err := c.ask("new"); err != nil {
-			return 0 // nobody has accepted it
+			return 0 // not accepted
 		}
 		return w.serves(c)
 	}
-	alone := func() bool { // the first server
+	alone := func() bool { // reports whether all flows go to the first backend
 		for range 20 {
 			if at() != 1 {
 				return false
@@ -54,7 +54,7 @@ services:
 	}
 	unserved := func() string { return strings.Join(second.status().Unserved, " ") }
 	w.eventually("new flows come to the second server", func() bool { return at() == 2 })
-	for range 2 { // its listener goes with the member, then stays with the keeper
+	for range 2 { // first its listener ends with the member, then it stays with the keeper
 		second.member.Close()
 		w.eventually("the agent has told that nobody serves the service", func() bool { return unserved() == "talk web" })
 		w.eventually("new flows go to the first server alone", alone)

@@ -9,30 +9,30 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
-// workers are goroutines that take what has come, each by itself. Those that have nothing to do stay for the next, with a stack
-// that has grown: a new one's grows three times before a socket is restored, in a time in which a session stands still.
+// workers are goroutines for received frames. Idle ones are reused, because their stacks have grown. A new
+// goroutine's stack grows three times before a socket is restored, while the session stands still.
 type workers struct {
-	next chan func()   // to whoever waits
-	stay chan struct{} // a place for each of those who may wait
+	next chan func()   // to an idle worker
+	stay chan struct{} // slots of idle workers
 	done <-chan struct{}
 
 	mu      sync.Mutex
-	turns   map[*turn]bool // frames that are dealt with where they were read; true: looked at once
+	turns   map[*turn]bool // frames processed by their reader; true: seen by an earlier check
 	looking bool
-	quiet   int // looks since a frame came
+	quiet   int // checks since the latest frame
 }
 
-// turn is one of those.
-type turn struct{ read func() } // goes on reading
+// turn is a frame processed by its reader.
+type turn struct{ read func() } // continues reading
 
-// maxWaiting is how many goroutines wait for work.
+// maxWaiting is the maximum of idle workers.
 const maxWaiting = 16
 
 func newWorkers(done <-chan struct{}) *workers {
 	return &workers{next: make(chan func()), stay: make(chan struct{}, maxWaiting), done: done, turns: map[*turn]bool{}}
 }
 
-// run has f run beside the caller.
+// run runs f concurrently to the caller.
 func (w *workers) run(f func()) {
 	select {
 	case w.next <- f:
@@ -48,7 +48,7 @@ func (w *workers) work(f func()) {
 	}
 }
 
-// wait returns nil for whoever is not to go on.
+// wait returns the next work, or nil if the worker has to end.
 func (w *workers) wait() (f func()) {
 	select {
 	case w.stay <- struct{}{}:
@@ -63,14 +63,14 @@ func (w *workers) wait() (f func()) {
 	return f
 }
 
-// soon is for how long at least, and twice that at most, what has come may keep the next from being read.
+// soon is the interval of checks: a frame may delay the next read by up to twice as long.
 const soon = 10 * time.Millisecond
 
-// quietPolls is after how many looks at nothing there is none any more until a frame comes.
+// quietPolls is the number of checks without a frame after which they pause.
 const quietPolls = 10
 
-// begin says that a frame is dealt with where it was read. There is no timer for each: one that is due before all others wakes a
-// thread, on the CPU that is needed for what the frame asks for.
+// begin records a frame processed by its reader. It does not set a timer for each frame: the earliest timer wakes a
+// thread, on the CPU needed for the frame's work.
 func (w *workers) begin(read func()) *turn {
 	t := &turn{read}
 	w.mu.Lock()
@@ -83,7 +83,7 @@ func (w *workers) begin(read func()) *turn {
 	return t
 }
 
-// end says that it has been, and returns false if another goroutine reads now.
+// end ends a turn. It returns false if another goroutine reads now.
 func (w *workers) end(t *turn) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -92,7 +92,7 @@ func (w *workers) end(t *turn) bool {
 	return mine
 }
 
-// check has others go on reading where a frame takes long.
+// check starts another reader for frames that take long.
 func (w *workers) check() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -110,9 +110,9 @@ func (w *workers) check() {
 	}
 }
 
-// hear has do deal with whatever comes by a connection, until that has ended. A frame that comes alone is dealt with where it was
-// read: to wake another goroutine's thread takes some 50 us of a time in which a session stands still. Of several each is dealt
-// with by itself, as is a large one, and whoever takes long leaves the reading to another.
+// hear calls do for each frame of a connection until it ends. A single frame is processed by its reader, because
+// waking another goroutine's thread takes about 50 µs of a session's downtime. Large frames, and several at once, go
+// to workers. If a frame takes long, another goroutine continues reading.
 func (w *workers) hear(c *peer.Conn, do func(peer.Frame)) {
 	ended := make(chan struct{})
 	var read func()

@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// What blocks does not keep what comes after it waiting, and few of those who have worked stay.
+// TestWorkers checks that blocked work does not delay later work, and that few idle goroutines remain.
 func TestWorkers(t *testing.T) {
 	before := runtime.NumGoroutine()
 	done := make(chan struct{})
@@ -34,7 +34,7 @@ func TestWorkers(t *testing.T) {
 				<-block
 			})
 		}
-		begun.Wait() // each beside the others
+		begun.Wait() // all run concurrently
 		close(block)
 		all.Wait()
 		goroutines(t, before+maxWaiting)
@@ -43,7 +43,8 @@ func TestWorkers(t *testing.T) {
 	goroutines(t, before)
 }
 
-// What comes is dealt with whatever becomes of what came before, alone or with others, and hear returns when it has ended.
+// TestHear checks that every frame is processed, alone or in a burst, independent of earlier ones. hear returns
+// when the connection has ended.
 func TestHear(t *testing.T) {
 	ca := peertest.NewAuthority(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -74,7 +75,7 @@ func TestHear(t *testing.T) {
 		defer close(ended)
 		newWorkers(t.Context().Done()).hear(in, func(f peer.Frame) {
 			if f.Message.Epoch%10 == 0 {
-				<-stuck // until all have come
+				<-stuck // until all frames are received
 			}
 			dealt <- f.Message.Epoch
 		})
@@ -84,7 +85,7 @@ func TestHear(t *testing.T) {
 			t.Fatal(err)
 		}
 		if i < frames/2 {
-			time.Sleep(100 * time.Microsecond) // alone; the rest in a burst
+			time.Sleep(100 * time.Microsecond) // single frames; the rest in a burst
 		}
 	}
 	seen := map[move.Epoch]bool{}
@@ -110,7 +111,7 @@ func TestHear(t *testing.T) {
 	}
 }
 
-// goroutines waits until there are as few.
+// goroutines waits until at most that many exist.
 func goroutines(t *testing.T, most int) {
 	t.Helper()
 	nstest.Eventually(t, func() error {
@@ -121,11 +122,11 @@ func goroutines(t *testing.T, most int) {
 	})
 }
 
-// A worker that waits is taken in place of a new one.
+// BenchmarkWorkers reuses an idle worker.
 func BenchmarkWorkers(b *testing.B) {
 	w := newWorkers(b.Context().Done())
 	var grow func(n int) int
-	grow = func(n int) int { // a stack of some 30 KiB
+	grow = func(n int) int { // uses about 30 KiB of stack
 		var a [64]int
 		if n == 0 {
 			return a[n]

@@ -39,10 +39,10 @@ func TestMain(m *testing.M) {
 
 const service = "talk"
 
-// patience is longer than the machine stalls: no move may fail for want of time.
+// patience exceeds pauses of the machine: no move may time out.
 const patience = 10 * time.Second
 
-// longest is for what must happen, and costs nothing where it happens.
+// longest is the timeout for events that must happen.
 const longest = 30 * time.Second
 
 var (
@@ -50,7 +50,7 @@ var (
 	at6 = netip.MustParseAddrPort("[fd55::1]:9000")
 )
 
-// world is a client, a load balancer with its agent, and servers with a keeper, an agent and a member each.
+// world is a client, a load balancer with its agent, and backends with a keeper, an agent and a member each.
 type world struct {
 	t       testing.TB
 	at      netip.AddrPort
@@ -64,11 +64,11 @@ type world struct {
 	log     *slog.Logger
 	servers []*server
 	remotes []Remote
-	stopF   context.CancelFunc // the load balancer's agent
-	address string             // of that
-	bare    bool               // the test brings the members
+	stopF   context.CancelFunc // stops the load balancer's agent
+	address string             // of the load balancer's agent
+	bare    bool               // the test starts the members
 	step    func(server int, name string)
-	// lbStep is the load balancer's agent's. park has packets wait at the servers.
+	// lbStep is the Step of the load balancer's agent. park buffers packets at the backends.
 	lbStep func(name string)
 	park   bool
 }
@@ -78,26 +78,26 @@ type server struct {
 	number int
 	ns     *netns.Handle
 	keeper string
-	limit  int64 // bytes of state that it keeps; 0: as many as it does
+	limit  int64 // bytes of state kept by the keeper; 0: its default
 	agent  *Agent
-	stop   func() // the agent
+	stop   func() // stops the agent
 	member *handoff.Listener
 	talks  sync.WaitGroup
 }
 
-// newNetworkless is nobody yet.
+// newNetworkless returns a world without namespaces.
 func newNetworkless(t testing.TB, at netip.AddrPort) *world {
 	w := &world{t: t, at: at, ca: peertest.NewAuthority(t), root: kernel.OpenRoot(nstest.BPFFS + "/" + strings.ReplaceAll(t.Name(), "/", "-"))}
 	w.log = slog.New(slog.NewTextHandler(testWriter{t}, nil))
 	return w
 }
 
-// newNetwork is the network alone.
+// newNetwork returns a world with only its network.
 func newNetwork(t testing.TB, servers int, at netip.AddrPort) *world {
 	t.Helper()
 	nstest.NeedRoot(t)
 	if err := probe.TCRedirect.Check(); err != nil {
-		t.Skip("need: kernel", err) // the load balancer's
+		t.Skip("need: kernel", err) // for the load balancer
 	}
 	w := newNetworkless(t, at)
 	w.client = nstest.NewNetns(t)
@@ -128,7 +128,7 @@ func newNetwork(t testing.TB, servers int, at netip.AddrPort) *world {
 	return w
 }
 
-// newWorld has all of it run, with agents that the test tells of each other. All sessions begin at the first server.
+// newWorld starts a complete world. The test configures the agents' peers. All sessions start at the first backend.
 func newWorld(t testing.TB, servers int, at netip.AddrPort) *world {
 	t.Helper()
 	w := newNetwork(t, servers, at)
@@ -174,7 +174,7 @@ func (w *world) run() {
 	w.staffed()
 }
 
-// listener finds a free port, which is then used again.
+// listener reserves a free port for later use.
 func listener(t testing.TB) net.Listener {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -198,7 +198,7 @@ func listen(t testing.TB, address string) net.Listener {
 
 func (w *world) startLB(hosts []lb.Backend) {
 	w.t.Helper()
-	var shown []lb.Managed // Manage is not set: they are in the agent's status, and no more
+	var shown []lb.Managed // Manage is not set: they only appear in the agent's status
 	for _, h := range hosts {
 		shown = append(shown, lb.Managed{Number: h.Number, Name: h.Name})
 	}
@@ -221,7 +221,7 @@ func (w *world) startLB(hosts []lb.Backend) {
 	w.t.Cleanup(func() { w.stopF() })
 }
 
-// keep starts the server's keeper.
+// keep starts the backend's keeper.
 func (s *server) keep() {
 	t := s.w.t
 	s.keeper = filepath.Join(t.TempDir(), "keeper")
@@ -242,7 +242,7 @@ func (s *server) keep() {
 	})
 }
 
-// start starts the server's agent.
+// start starts the backend's agent.
 func (s *server) start() {
 	t, w := s.w.t, s.w
 	t.Helper()
@@ -275,7 +275,7 @@ func (s *server) start() {
 	t.Cleanup(func() { s.stop() })
 }
 
-// staffed waits until agents know the members that have begun: they refuse sessions until then, and those come back.
+// staffed waits until the agents know their members. Before, they reject sessions, which then return.
 func (w *world) staffed() {
 	w.t.Helper()
 	w.eventually("agents know the members", func() bool {
@@ -317,7 +317,7 @@ func (w *world) eventually(what string, f func() bool) {
 		return
 	}
 	for _, s := range w.servers {
-		if s.agent != nil { // else it is a process of its own
+		if s.agent != nil { // otherwise it is a separate process
 			st, err := s.agent.Status()
 			w.t.Logf("server %d: %+v, %v", s.number, st, err)
 		}
@@ -325,7 +325,7 @@ func (w *world) eventually(what string, f func() bool) {
 	w.t.Fatal(err)
 }
 
-// serve starts a member, called as the server.
+// serve starts a member with the backend's name.
 func (s *server) serve() {
 	t := s.w.t
 	t.Helper()
@@ -405,7 +405,7 @@ func (w testWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// parseConfig reads the text of the section alone, as a file of that name.
+// parseConfig parses the text of the section, as a file of that name.
 func parseConfig(file string, text []byte) (*Config, error) {
 	c := &Config{}
 	if err := strictyaml.Decode(file, text, c); err != nil {
