@@ -28,7 +28,7 @@ const (
 	maxZones      = 64
 )
 
-// request begins a message about the entries of a family.
+// request starts a message about the entries of a family.
 func request(operation, flags int, v4 bool) *nl.NetlinkRequest {
 	r := nl.NewNetlinkRequest(subsystem<<8|operation, flags)
 	family := uint8(unix.AF_INET6)
@@ -39,7 +39,8 @@ func request(operation, flags int, v4 bool) *nl.NetlinkRequest {
 	return r
 }
 
-// Delete deletes the entry one of whose directions is that of TCP packets between two ends.
+// Delete deletes the entry with a direction of TCP packets from one address to another. A missing entry is not an
+// error. The error is ErrNone if the kernel lacks ctnetlink.
 func Delete(from, to netip.AddrPort, zone uint16) error {
 	src, dst := from.Addr().Unmap(), to.Addr().Unmap()
 	fromAttr, toAttr := fromV6, toV6
@@ -61,18 +62,18 @@ func Delete(from, to netip.AddrPort, zone uint16) error {
 	}
 	_, err := r.Execute(unix.NETLINK_NETFILTER, 0)
 	switch {
-	case errors.Is(err, unix.ENOENT): // there is none
+	case errors.Is(err, unix.ENOENT): // no entry
 		return nil
-	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL): // no nfnetlink, no ctnetlink
+	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL): // no nfnetlink, or no ctnetlink
 		return ErrNone
 	}
 	return err
 }
 
-// ErrNone says that entries of conntrack cannot be deleted, if there is a conntrack.
+// ErrNone means the kernel cannot delete conntrack entries, if it has conntrack.
 var ErrNone = errors.New("no ctnetlink in this kernel")
 
-// Zones are those in which entries are, and the one by default.
+// Zones returns the zones with entries, and zone 0.
 func Zones() ([]uint16, error) {
 	out := []uint16{0}
 	for _, v4 := range []bool{true, false} {
@@ -92,7 +93,7 @@ func Zones() ([]uint16, error) {
 	return out, nil
 }
 
-// readZones are the zones of an entry: its own, or one of a direction.
+// readZones returns the zones of an entry: its own, or a direction's.
 func readZones(b []byte) (out []uint16) {
 	each(b, func(kind uint16, v []byte) {
 		switch {

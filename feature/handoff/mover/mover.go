@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package mover offers the sessions of a keeper to features whose changes misplace sessions, as a [feature.SessionMover].
+// Package mover provides a keeper's sessions to features that misplace sessions by their changes, as a
+// [feature.SessionMover].
 package mover
 
 import (
@@ -15,13 +16,14 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// DefaultLimit is how long a member has to stop before a change. Sessions of slower members are moved, or reset, after the change.
+// DefaultLimit is the time for members to release their sessions before a change. Sessions of slower members are
+// moved, or reset, after the change.
 const DefaultLimit = 500 * time.Millisecond
 
 // Mover moves the sessions of a keeper.
 type Mover struct {
-	Socket string        // of the keeper; "" is the default
-	Limit  time.Duration // 0 is DefaultLimit
+	Socket string        // of the keeper; "": the default
+	Limit  time.Duration // 0: DefaultLimit
 }
 
 var _ feature.SessionMover = Mover{}
@@ -54,9 +56,9 @@ func (m Mover) Sessions(ctx context.Context) (feature.MovableSessions, error) {
 type list struct {
 	Mover
 	report handoff.Report
-	kept   map[string]map[uint64]bool // by service and session: whether it waits
+	kept   map[string]map[uint64]bool // by service and session: true if it waits for a member
 	owner  map[uint64]string
-	tree   *service.Tree // read when it is needed first; nil before
+	tree   *service.Tree // read on first use
 	n      int
 }
 
@@ -69,11 +71,11 @@ func (l *list) Kept(service string, id uint64) (waits, kept bool) {
 
 func (l *list) Owner(id uint64) string { return l.owner[id] }
 
-// Member is the youngest ready member of the slot's process and its descendants, else the one whose name is the slot's
-// number.
+// Member returns the youngest ready member of the slot's process and its descendants. Without one it returns the
+// member named like the slot's number.
 func (l *list) Member(name string, slot, pid int) string {
 	if pid == 0 {
-		return "" // nobody is at the slot
+		return "" // the slot is empty
 	}
 	members := l.members(name)
 	if l.tree == nil && len(members) > 0 {
@@ -85,7 +87,7 @@ func (l *list) Member(name string, slot, pid int) string {
 	}
 	var best handoff.MemberReport
 	pick := func(is func(handoff.MemberReport) bool) bool {
-		for _, m := range members { // by age
+		for _, m := range members { // oldest first
 			if is(m) && (m.Ready || !best.Ready) {
 				best = m
 			}

@@ -19,10 +19,11 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// bufferName is the device of buffered packets: one in a network namespace, as the quarantine.
+// bufferName is the name of the buffer device. Each network namespace has one.
 const bufferName = "weir-buffer"
 
-// makeBuffer makes it. It goes with this process, and packets that wait in it with it: clients send them again.
+// makeBuffer creates the buffer device. It ends with this process, and so do the packets in it: clients retransmit
+// them.
 func makeBuffer(ns *netns.Handle) (d *packetbuf.Device[repair.Flow], err error) {
 	return packetbuf.Again(func() (*packetbuf.Device[repair.Flow], error) { return newBuffer(ns) })
 }
@@ -33,7 +34,7 @@ func newBuffer(ns *netns.Handle) (d *packetbuf.Device[repair.Flow], err error) {
 			return repair.Flow{Local: to, Remote: from}, proto == unix.IPPROTO_TCP
 		})
 		if err == nil {
-			// It has no address, and says nothing by itself. Where that cannot be set, what it says is dropped.
+			// The device needs no address, and must not send packets of its own. If this fails, they are dropped.
 			_ = os.WriteFile("/proc/sys/net/ipv6/conf/"+bufferName+"/disable_ipv6", []byte("1"), 0)
 		}
 		return err
@@ -41,7 +42,7 @@ func newBuffer(ns *netns.Handle) (d *packetbuf.Device[repair.Flow], err error) {
 	return d, err
 }
 
-// Buffer lets nothing reach a session's socket, as shut, and has the session's packets wait at this backend until release.
+// Buffer blocks a session's socket, like Shut, and buffers its packets at this backend until Release.
 func (g *Quarantine) Buffer(f repair.Flow, e move.Epoch) error {
 	if g.buffer == nil {
 		return ErrNoBuffer
@@ -54,13 +55,14 @@ func (g *Quarantine) Buffer(f repair.Flow, e move.Epoch) error {
 	return nil
 }
 
-// Buffers says whether packets can wait here.
+// Buffers reports whether this backend can buffer packets.
 func (g *Quarantine) Buffers() bool { return g.buffer != nil }
 
-// ErrNoBuffer says that packets cannot wait here: there is no device for them.
+// ErrNoBuffer means packets cannot be buffered here: the device is missing.
 var ErrNoBuffer = errors.New("packets cannot be buffered at this backend")
 
-// BufferShut has packets wait that a shut quarantine would send back. ok is false if the quarantine is not shut by that move.
+// BufferShut starts buffering packets that a shut quarantine would send back. ok is false if the quarantine is not
+// shut by that move.
 func (g *Quarantine) BufferShut(f repair.Flow, e move.Epoch) (ok bool, err error) {
 	if g.buffer == nil {
 		return false, nil
@@ -72,9 +74,9 @@ func (g *Quarantine) BufferShut(f repair.Flow, e move.Epoch) (ok bool, err error
 	return ok, err
 }
 
-// Release has the packets of a session that wait here go on, in the order in which they came, and from then on those that come:
-// shut sends them back to the load balancer, pass lets them to the socket. It is changed first: the load balancer may send here again what was
-// sent back to it.
+// Release forwards a session's buffered packets in their order of arrival, and applies a new state to later packets.
+// Shut sends them back to the load balancer, Pass lets them through to the socket. The state changes first, because
+// the load balancer may return packets sent back to it.
 func (g *Quarantine) Release(f repair.Flow, e move.Epoch, to State) error {
 	err := g.buffer.FlushAfter(f, func() error { return g.leaveRecord(f, e, to) })
 	if err != nil {
@@ -83,7 +85,7 @@ func (g *Quarantine) Release(f repair.Flow, e move.Epoch, to State) error {
 	return nil
 }
 
-// leaveRecord has a session whose packets wait be something else.
+// leaveRecord changes the state of a session with buffered packets.
 func (g *Quarantine) leaveRecord(f repair.Flow, e move.Epoch, to State) error {
 	_, err := g.become(f, e, Buffered, to)
 	return err
@@ -97,12 +99,12 @@ func (g *Quarantine) become(f repair.Flow, e move.Epoch, from, to State) (ok boo
 	if err := g.sessions.Lookup(quarantineKey(f), &v); err != nil || State(v.What) != from || v.Epoch != uint32(e) {
 		return false, nil
 	}
-	v.What, v.Since = uint32(to), kernel.Monotonic() // the interface stays: some packets may be on their way to the device
+	v.What, v.Since = uint32(to), kernel.Monotonic() // keep the interface: some packets may be under way to the device
 	err = g.sessions.Update(quarantineKey(f), &v, ebpf.UpdateExist)
 	return err == nil, err
 }
 
-// takeOver has packets of sessions wait no longer that an agent before us has had wait: it has lost those that waited.
+// takeOver ends the buffering of an earlier agent. Its buffered packets are lost.
 func (g *Quarantine) takeOver() error {
 	all, err := g.Entries()
 	for _, e := range all {
@@ -116,7 +118,7 @@ func (g *Quarantine) takeOver() error {
 	return errors.Join(err, g.Late())
 }
 
-// Late sends back what was on its way to the device of buffered packets when its session was released.
+// Late sends back packets that were under way to the buffer device when their session was released.
 func (g *Quarantine) Late() error {
 	if g.buffer == nil {
 		return nil

@@ -15,8 +15,8 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// AwaitDevices returns an error that wraps [feature.ErrDevices] when devices were made again and all are there, as Open wants them, and nil
-// when ctx is done. ns is the network namespace of the quarantine.
+// AwaitDevices returns an error wrapping [feature.ErrDevices] when devices were recreated and all exist, as Open
+// requires. It returns nil when ctx is done. ns is the network namespace of the quarantine.
 func (g *Quarantine) AwaitDevices(ctx context.Context, ns *netns.Handle) error {
 	return feature.AwaitDevices(ctx, ns, func() string {
 		changed, absent := feature.ChangedDevices(g.devices)
@@ -27,7 +27,7 @@ func (g *Quarantine) AwaitDevices(ctx context.Context, ns *netns.Handle) error {
 	})
 }
 
-// Failures are the devices at which nothing of a quarantine runs, of all network namespaces that this process may enter.
+// Failures returns the devices without a quarantine's programs, in all network namespaces accessible to this process.
 func Failures(all []instances.Record[[]string], r *kernel.Root) (out []feature.Finding) {
 	for _, rec := range all {
 		for _, d := range DeviceFaults(r, rec.Instance) {
@@ -42,8 +42,8 @@ func Failures(all []instances.Record[[]string], r *kernel.Root) (out []feature.F
 	return out
 }
 
-// DeviceFaults lists the devices of a quarantine without its programs. A quarantine that cannot be read has none here: other faults
-// tell of it.
+// DeviceFaults lists the devices of a quarantine without its programs. An unreadable quarantine has none here,
+// because other faults report it.
 func DeviceFaults(r *kernel.Root, i kernel.Instance) (out []feature.DeviceFault) {
 	u, err := Store.Open(r, i, pinSessions)
 	if err != nil {

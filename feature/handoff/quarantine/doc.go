@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package quarantine blocks single flows at a backend's devices while their sessions move: nothing reaches a session's socket,
-// and the kernel resets no session that is not restored yet. Its programs and maps are pinned: a quarantine outlives the agent.
+// Package quarantine blocks single flows at a backend's devices while their sessions move. No packet reaches a
+// blocked session's socket, and the kernel sends no RST for a session before its restore. The programs and maps are
+// pinned: a quarantine outlives the agent.
 //
-// Locks of a Quarantine, in this order: closing, changing.
+// Lock order of a Quarantine: closing, changing.
 package quarantine

@@ -15,28 +15,27 @@ import (
 	"github.com/weir-project/weir/feature/handoff/repair"
 )
 
-// State is what a quarantine does with a session's packets: quarantine.h.
+// State is the treatment of a session's packets, see quarantine.h.
 type State uint32
 
-// States.
 const (
-	Shut     State = 1 // nothing reaches the socket, and nothing leaves it: packets go back to the load balancer
-	Quiet    State = 2 // the kernel answers neither with a reset nor with an end
-	Buffered State = 3 // as Shut, and packets wait here
+	Shut     State = 1 // nothing reaches or leaves the socket: packets go back to the load balancer
+	Quiet    State = 2 // no RST or FIN leaves
+	Buffered State = 3 // like Shut, with packets buffered here
 	Pass     State = 4 // packets reach the socket
 	Left     State = 5 // the session is at another backend
 )
 
-// Entry is a session that the quarantine knows.
+// Entry is a session in the quarantine.
 type Entry struct {
 	Flow  repair.Flow
 	State State
 	Epoch move.Epoch
 	Since uint64       // CLOCK_MONOTONIC, ns
-	To    move.Backend // of left: where the session is
+	To    move.Backend // Left: the session's backend
 }
 
-// Lookup returns a session that the quarantine knows; false if it does not know it.
+// Lookup returns a session's entry, and false if there is none.
 func (g *Quarantine) Lookup(f repair.Flow) (Entry, bool, error) {
 	var v bpf.QuarantineQuarantineEntry
 	err := g.sessions.Lookup(quarantineKey(f), &v)
@@ -48,7 +47,7 @@ func (g *Quarantine) Lookup(f repair.Flow) (Entry, bool, error) {
 	return newEntry(f, v), true, nil
 }
 
-// Entries are all sessions that the quarantine knows.
+// Entries returns all entries.
 func (g *Quarantine) Entries() (out []Entry, err error) {
 	var k bpf.QuarantineQuarantineKey
 	var v bpf.QuarantineQuarantineEntry
@@ -67,8 +66,8 @@ func newEntry(f repair.Flow, v bpf.QuarantineQuarantineEntry) Entry {
 	return e
 }
 
-// quarantineKey points to the key: package ebpf takes what a pointer leads to as it is, and reflects on a value, which takes as long as the
-// kernel does.
+// quarantineKey returns a pointer to the key. Package ebpf copies a pointer's target directly, but uses reflection
+// for a value, which costs as much as the system call.
 func quarantineKey(f repair.Flow) *bpf.QuarantineQuarantineKey {
 	return &bpf.QuarantineQuarantineKey{Client: f.Remote.Addr().As16(), Service: f.Local.Addr().As16(), ClientPort: swap(f.Remote.Port()), ServicePort: swap(f.Local.Port())}
 }
@@ -78,7 +77,7 @@ func flowOfKey(k bpf.QuarantineQuarantineKey) repair.Flow {
 		Remote: netip.AddrPortFrom(netip.AddrFrom16(k.Client).Unmap(), swap(k.ClientPort))}
 }
 
-// swap turns a port into network byte order, or back.
+// swap converts a port to network byte order, or back.
 func swap(port uint16) uint16 {
 	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, port))
 }

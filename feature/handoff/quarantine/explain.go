@@ -18,10 +18,10 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// What the program sends back to the load balancer: quarantine.bpf.c.
+// returnTime is RETURN_NS of quarantine.bpf.c: how long packets are sent back to the load balancer.
 const returnTime = 250 * time.Millisecond
 
-// Explain tells what the quarantine of a packet's network namespace does with a packet of TCP. It changes nothing.
+// Explain returns the treatment of a TCP packet by the quarantine of its network namespace. It changes nothing.
 func Explain(r *kernel.Root, p feature.Packet) ([]feature.Verdict, error) {
 	all, unreadable, err := Store.In(r, strconv.FormatUint(p.Inode, 10))
 	if err != nil {
@@ -31,7 +31,7 @@ func Explain(r *kernel.Root, p feature.Packet) ([]feature.Verdict, error) {
 	for _, rec := range all {
 		v, err := explain(r, rec.Instance, p)
 		if errors.Is(err, kernel.ErrNotExist) || errors.Is(err, netns.ErrGone) {
-			continue // gone, or damaged, which the host tells
+			continue // gone, or damaged: the host reports it
 		} else if err != nil {
 			return nil, fmt.Errorf("the quarantine of sessions: %w", err)
 		}
@@ -75,7 +75,8 @@ func explain(r *kernel.Root, i kernel.Instance, p feature.Packet) ([]feature.Ver
 	return []feature.Verdict{s}, nil
 }
 
-// meets reports whether the quarantine is attached where the packet comes, and fills in where among the programs there.
+// meets reports whether the quarantine is attached at the packet's interface, and fills in its position among the
+// programs there.
 func meets(use *instances.InUse[[]string], p feature.Packet, s *feature.Verdict) (attached bool, err error) {
 	if !slices.Contains(use.Spec, p.Interface) {
 		return false, nil
@@ -112,7 +113,7 @@ func meets(use *instances.InUse[[]string], p feature.Packet, s *feature.Verdict)
 	return attached, err
 }
 
-// bufferThere reports whether the device of buffered packets is there: it goes with the agent.
+// bufferThere reports whether the buffer device exists. It ends with the agent.
 func bufferThere(ns *netns.Handle) (there bool) {
 	_ = ns.Do(func() error {
 		_, err := net.InterfaceByName(bufferName)
@@ -122,7 +123,7 @@ func bufferThere(ns *netns.Handle) (there bool) {
 	return there
 }
 
-// tell says what becomes of a packet of the session, as quarantine_in in quarantine.bpf.c does.
+// tell describes the treatment of a session's packet, like quarantine_in in quarantine.bpf.c.
 func (e Entry) tell(s *feature.Verdict, buffer bool) {
 	leaves := fmt.Sprintf("the session leaves this backend (epoch %d), and nothing reaches its socket", e.Epoch)
 	switch age := time.Duration(kernel.Monotonic() - e.Since); {

@@ -13,11 +13,11 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// Explain says of each state of a session what becomes of a packet, and the quarantine's counts say the same of a real one.
+// TestExplain compares Explain's text for each state of a session with the quarantine's counts for a real packet.
 func TestExplain(t *testing.T) {
 	for name, tcx := range map[string]bool{"tcx": true, "filters": false} {
 		if tcx && !hasTCX() {
-			continue // this kernel has filters alone
+			continue // this kernel has only filters
 		}
 		t.Run(name, func(t *testing.T) { newRaw(t, tcx).explains() })
 	}
@@ -25,7 +25,7 @@ func TestExplain(t *testing.T) {
 
 const explainedPort = 7000 // of the client
 
-// explain asks what becomes of a packet of the session.
+// explain explains a packet of the session.
 func (r *raw) explain(device string) []feature.Verdict {
 	r.Helper()
 	all, err := Explain(r.root(), feature.Packet{Proto: "tcp", From: netip.AddrPortFrom(rawClient, explainedPort), To: netip.AddrPortFrom(rawBackend, rawPort),
@@ -51,7 +51,7 @@ func (r *raw) explains() {
 			r.Fatalf("%+v: want %q, and %q", all, text, result)
 		}
 	}
-	// counted sends a packet, and wants it in a count.
+	// counted sends a packet, and expects it in a counter.
 	counted := func(of func(Counts) uint64) {
 		r.Helper()
 		before, err := r.quarantine.Counts()

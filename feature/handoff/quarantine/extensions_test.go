@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	nstest.Main(m)
 }
 
-// raw is a client that sends frames of its own to a server with a quarantine, and hears resets.
+// raw is a client that sends raw frames to a server with a quarantine, and receives RSTs.
 type raw struct {
 	*testing.T
 	client, server *netns.Handle
@@ -131,7 +131,7 @@ func (r *raw) send(packet []byte) {
 	}
 }
 
-// reset says whether a reset of the server comes to a port of the client.
+// reset reports whether an RST of the server arrives at a port of the client.
 func (r *raw) reset(port uint16, wait time.Duration) bool {
 	r.Helper()
 	b := make([]byte, 2000)
@@ -164,7 +164,7 @@ func (r *raw) reset(port uint16, wait time.Duration) bool {
 	}
 }
 
-// segment is a TCP segment with an acknowledgement, to which a kernel without its socket says reset.
+// segment returns a TCP segment with ACK. A kernel without its socket answers with an RST.
 func segment(from, to netip.Addr, fromPort, toPort uint16) []byte {
 	b := make([]byte, 20, 64)
 	binary.BigEndian.PutUint16(b, fromPort)
@@ -173,7 +173,7 @@ func segment(from, to netip.Addr, fromPort, toPort uint16) []byte {
 	binary.BigEndian.PutUint32(b[8:], 1)
 	b[12], b[13] = 5<<4, 0x10
 	binary.BigEndian.PutUint16(b[14:], 1000)
-	b = append(b, "0123456789abcdef01234567"...) // for several fragments
+	b = append(b, "0123456789abcdef01234567"...) // enough for several fragments
 	sum := uint32(unix.IPPROTO_TCP + len(b))
 	for _, part := range [][]byte{from.AsSlice(), to.AsSlice(), b} {
 		for i := 0; i < len(part); i += 2 {
@@ -187,7 +187,7 @@ func segment(from, to netip.Addr, fromPort, toPort uint16) []byte {
 	return b
 }
 
-// extension is an IPv6 extension header: its number, and its bytes with the next header's number left out.
+// extension is an IPv6 extension header: its number, and its bytes without the next header's number.
 type extension struct {
 	number byte
 	bytes  []byte
@@ -211,7 +211,7 @@ func packet6(to netip.Addr, payload []byte, proto byte, all ...extension) []byte
 	return b
 }
 
-// packet4 is a fragment of TCP in IPv4.
+// packet4 returns a TCP fragment in IPv4.
 func packet4(payload []byte, offset, flags uint16, id byte) []byte {
 	b := make([]byte, 20)
 	b[0], b[8], b[9] = 0x45, 64, unix.IPPROTO_TCP
@@ -231,7 +231,7 @@ func packet4(payload []byte, offset, flags uint16, id byte) []byte {
 	return append(b, payload...)
 }
 
-// fragmentAt is a fragment header.
+// fragmentAt returns a fragment header.
 func fragmentAt(offset uint16, more bool, id byte) extension {
 	b := []byte{0, 0, 0, 0, 0, 0, 0, id}
 	if more {
@@ -241,19 +241,19 @@ func fragmentAt(offset uint16, more bool, id byte) extension {
 	return extension{unix.IPPROTO_FRAGMENT, b}
 }
 
-// options is a header of options, with one that a host skips if it does not know it (RFC 4727).
+// options returns an options header with an option that hosts skip if unknown (RFC 4727).
 func options(number byte, units int) extension {
 	b := make([]byte, 8*units)
 	b[1], b[2], b[3] = byte(units-1), 0x1e, byte(8*units-4)
 	return extension{number, b}
 }
 
-// No extension header, and no fragment, takes a segment of a session by the quarantine to the stack, which would say reset. Other
-// flows between the same ends pass.
+// TestQuarantineReadsExtensions checks that no extension header or fragment bypasses the quarantine. The stack would
+// answer with an RST. Other flows between the same addresses pass.
 func TestQuarantineReadsExtensions(t *testing.T) {
 	for name, tcx := range map[string]bool{"tcx": true, "filters": false} {
 		if tcx && !hasTCX() {
-			continue // this kernel has filters alone
+			continue // this kernel has only filters
 		}
 		t.Run(name, func(t *testing.T) { newRaw(t, tcx).quarantineReadsExtensions() })
 	}
@@ -276,9 +276,9 @@ func (r *raw) quarantineReadsExtensions() {
 	cases := []struct {
 		name    string
 		packets func(tcp []byte) [][]byte
-		lost    bool // by the kernel, also without a quarantine
+		lost    bool // by the kernel, even without a quarantine
 		v4      bool
-		doubt   bool // that of another flow is dropped as well: it cannot be told apart
+		doubt   bool // another flow's packet is dropped as well, because it is not distinguishable
 	}{
 		{name: "none", packets: one(rawBackend)},
 		{name: "hop-by-hop", packets: one(rawBackend, hop)},
@@ -294,7 +294,7 @@ func (r *raw) quarantineReadsExtensions() {
 			id++
 			return [][]byte{packet6(rawBackend, tcp[:24], unix.IPPROTO_TCP, fragmentAt(0, true, id)), packet6(rawBackend, tcp[24:], unix.IPPROTO_TCP, fragmentAt(24, false, id))}
 		}},
-		{name: "a first fragment of 8 bytes", packets: func(tcp []byte) [][]byte { // Linux takes it since it has ports, before 5.11 in any case
+		{name: "a first fragment of 8 bytes", packets: func(tcp []byte) [][]byte { // Linux accepts it because it has the ports; before 5.11 unconditionally
 			id++
 			return [][]byte{packet6(rawBackend, tcp[:8], unix.IPPROTO_TCP, fragmentAt(0, true, id)), packet6(rawBackend, tcp[8:], unix.IPPROTO_TCP, fragmentAt(8, false, id))}
 		}, lost: true},
@@ -346,7 +346,7 @@ func (r *raw) quarantineReadsExtensions() {
 			r.Errorf("%s: the other flow does not pass", c.name)
 		}
 	}
-	// Of ends that have no session nothing is in doubt.
+	// Addresses without a session are never in doubt.
 	strange := packet6(rawBackend, nil, unix.IPPROTO_TCP, many...)
 	copy(strange[8:], netip.MustParseAddr("fd01::77").AsSlice())
 	before := r.stopped()
@@ -355,7 +355,7 @@ func (r *raw) quarantineReadsExtensions() {
 	}
 }
 
-// stopped are the packets that the quarantine did not let pass.
+// stopped returns the number of packets blocked by the quarantine.
 func (r *raw) stopped() uint64 {
 	r.Helper()
 	c, err := r.quarantine.Counts()
@@ -365,7 +365,7 @@ func (r *raw) stopped() uint64 {
 	return c.Returned + c.Deaf
 }
 
-// The ends of sessions are known again to the next agent's quarantine.
+// TestQuarantineKnowsEndsAgain checks that the next agent's quarantine knows the address pairs of existing sessions.
 func TestQuarantineKnowsEndsAgain(t *testing.T) {
 	r := newRaw(t, hasTCX())
 	flow := repair.Flow{Local: netip.AddrPortFrom(rawBackend, rawPort), Remote: netip.AddrPortFrom(rawClient, 4000)}

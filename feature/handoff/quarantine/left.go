@@ -16,18 +16,19 @@ import (
 	"github.com/weir-project/weir/feature/handoff/repair"
 )
 
-// A load balancer that reboots, or forgets a session that was silent for long, sends its packets by the hash: maybe to a backend that
-// the session has left. That backend must not answer, or the client is reset. The quarantine remembers such sessions, and the agent tells
-// the load balancer where they went.
+// A load balancer that reboots, or forgets a silent session, routes its packets by the hash, perhaps to a former
+// backend of the session. That backend must not answer, or the client is reset. The quarantine remembers departed
+// sessions, and the agent reports their destination to the load balancer.
 
 const (
-	// maxLeft are remembered. The quarantine has room for as many that are on their way.
+	// maxLeft is the maximum of remembered sessions. The quarantine has room for as many sessions under way.
 	maxLeft = 1 << 15
-	// leftAfter is for how long the quarantine stays shut first: the load balancer may still send what it takes back.
+	// leftAfter is the time for which the quarantine first stays shut: the load balancer may still send packets to be
+	// returned.
 	leftAfter = time.Second
 )
 
-// Leaves has the quarantine remember a session that is at another backend, in a moment.
+// Leaves records the departure of a session, after a delay. It calls failed on errors.
 func (g *Quarantine) Leaves(f repair.Flow, e move.Epoch, to move.Backend, failed func(error)) {
 	time.AfterFunc(leftAfter, func() {
 		if err := g.remember(f, e, to); err != nil {
@@ -46,7 +47,7 @@ func (g *Quarantine) remember(f repair.Flow, e move.Epoch, to move.Backend) erro
 	defer g.changing.Unlock()
 	var v bpf.QuarantineQuarantineEntry
 	if err := g.sessions.Lookup(quarantineKey(f), &v); errors.Is(err, ebpf.ErrKeyNotExist) || err == nil && v.Epoch != uint32(e) {
-		return nil // it has come back, or is a later move's
+		return nil // it has returned, or belongs to a later move
 	} else if err != nil {
 		return fmt.Errorf("the quarantine for %s: %w", f, err)
 	}
@@ -57,14 +58,14 @@ func (g *Quarantine) remember(f repair.Flow, e move.Epoch, to move.Backend) erro
 	g.gone = append(g.gone, f)
 	for len(g.gone) > maxLeft {
 		if now, ok, err := g.Lookup(g.gone[0]); err == nil && ok && now.State == Left {
-			_ = g.sessions.Delete(quarantineKey(g.gone[0])) // a new connection may have taken it away
+			_ = g.sessions.Delete(quarantineKey(g.gone[0])) // a new connection may have removed it
 		}
 		g.gone = g.gone[1:]
 	}
 	return nil
 }
 
-// BackTo undoes what an arrival of an epoch did that came to nothing: a session that had left before has left still.
+// BackTo reverts a failed arrival: an earlier departure of the session is recorded again.
 func (g *Quarantine) BackTo(f repair.Flow, e move.Epoch, before Entry) error {
 	if before.State != Left {
 		return g.Lift(f, e)
@@ -86,7 +87,7 @@ func (g *Quarantine) BackTo(f repair.Flow, e move.Epoch, before Entry) error {
 	return nil
 }
 
-// Strays yields sessions that have left and whose packets come here, until Close or the end of ctx.
+// Strays yields departed sessions with packets still arriving here, until Close or the end of ctx.
 func (g *Quarantine) Strays(ctx context.Context) iter.Seq2[repair.Flow, error] {
 	return func(yield func(repair.Flow, error) bool) {
 		for k, err := range g.strays.Events(ctx) {

@@ -23,10 +23,11 @@ import (
 	"github.com/weir-project/weir/kernel/ringbuf"
 )
 
-// needs of a backend's quarantine. Without tcx its programs are filters of the devices' clsact qdiscs, and not held by links.
+// needs are the needs of a quarantine. Without tcx its programs are filters of the devices' clsact qdiscs, without
+// links.
 var needs = []kernel.Need{kernel.TCXLink, kernel.ClsactFilter}
 
-// hasTCX is replaced by a test that wants the kernel to lack it.
+// hasTCX is a variable because a test simulates a kernel without tcx.
 var hasTCX = func() bool { return kernel.TCXLink.Check() == nil }
 
 // quarantineABI is the version of the quarantine's maps.
@@ -36,41 +37,41 @@ const quarantineABI = 1
 const (
 	pinSessions = "sessions"
 	pinCounts   = "counts"
-	linkIn      = "in" // and the interface's number
+	linkIn      = "in" // followed by the interface's number
 	linkOut     = "out"
-	linkAgain   = "again" // of the device of buffered packets
+	linkAgain   = "again" // at the buffer device
 )
 
-// Quarantine stands at a backend's devices. It is pinned: what it holds back stays held back while the agent is dead.
+// Quarantine is attached to a backend's devices. It is pinned, so blocks persist while the agent is dead.
 type Quarantine struct {
 	sessions, counts *ebpf.Map
-	pairs            *ebpf.Map // ends of sessions; not pinned, filled anew from the sessions
+	pairs            *ebpf.Map // address pairs of sessions; not pinned, rebuilt from the sessions
 	strays           *ringbuf.Reader[bpf.QuarantineQuarantineKey]
-	buffer           *packetbuf.Device[repair.Flow] // where packets are buffered; nil: they cannot be
+	buffer           *packetbuf.Device[repair.Flow] // buffers packets; nil: not available
 
 	filters  []kernel.Clsact // in place of links
-	programs []*ebpf.Program // of filters: held, so that a filter that somebody takes away can be attached again
-	device   int             // the interface of one of the devices
-	devices  map[string]int  // the interfaces of all
+	programs []*ebpf.Program // of the filters: kept to attach a removed filter again
+	device   int             // interface index of one of the devices
+	devices  map[string]int  // interface indexes by name
 	// Lock order: the lock of the pins, closing, the packet buffer's lock, changing.
-	changing sync.Mutex    // entries
-	gone     []repair.Flow // sessions that have left, the oldest first; changing is held
+	changing sync.Mutex    // guards changes of entries
+	gone     []repair.Flow // departed sessions, oldest first; guarded by changing
 
-	closing sync.RWMutex // what opens it a while later may come when it is closed
+	closing sync.RWMutex // delayed changes may run after Close
 	closed  bool
 }
 
-// Store are the instances. Their spec is the devices.
+// Store has the instances. Their spec is the list of devices.
 var Store = instances.Store[[]string]{Feature: "handoff", ABI: quarantineABI, Object: bpf.Object, Is: func(name string) bool { return name == quarantineName }}
 
-// Instance names the quarantine of a network namespace.
+// Instance returns the quarantine's instance of a network namespace.
 func Instance(ns *netns.Handle) kernel.Instance {
 	return Store.Name(kernel.ScopeOf(ns), quarantineName)
 }
 
 const quarantineName = "quarantine"
 
-// Open makes the quarantine of a network namespace at these devices. Sessions of a quarantine that is there already stay.
+// Open creates the quarantine of a network namespace at these devices. Sessions of an existing quarantine stay.
 func Open(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices []string, log *slog.Logger) (_ *Quarantine, err error) {
 	if err := kernel.Require(needs); err != nil {
 		return nil, err
@@ -121,7 +122,7 @@ func Open(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices []st
 	return g, nil
 }
 
-// shareMaps adds the maps of a quarantine that is there already, which a new one goes on with.
+// shareMaps adds the maps of an existing quarantine, for reuse by a new one.
 func shareMaps(before *kernel.Opened, share map[string]*ebpf.Map) error {
 	if err := before.Meta.RequireABI(before.Instance, quarantineABI); err != nil {
 		return err
@@ -130,7 +131,7 @@ func shareMaps(before *kernel.Opened, share map[string]*ebpf.Map) error {
 	return nil
 }
 
-// openBuffer makes the device of buffered packets, and tells the programs of it.
+// openBuffer creates the buffer device, and sets its index in the programs.
 func (g *Quarantine) openBuffer(ns *netns.Handle, spec *ebpf.CollectionSpec, log *slog.Logger) (err error) {
 	if g.buffer, err = makeBuffer(ns); err != nil {
 		log.Warn("packets cannot be buffered at this backend: each session that leaves it waits for the load balancer to hold its packets", "err", err)
@@ -139,7 +140,7 @@ func (g *Quarantine) openBuffer(ns *netns.Handle, spec *ebpf.CollectionSpec, log
 	return spec.Variables[bpf.QuarantineVarQuarantineBuffer].Set(uint32(g.buffer.Ifindex))
 }
 
-// openMaps opens the maps of the programs, and fills in the ends of the sessions that are there.
+// openMaps opens the maps of the programs, and adds the address pairs of existing sessions.
 func (g *Quarantine) openMaps(c *kernel.Collection) (err error) {
 	for name, m := range map[string]**ebpf.Map{"quarantine_sessions": &g.sessions, "quarantine_counts": &g.counts, "quarantine_pairs": &g.pairs} {
 		if *m, err = c.Maps[name].Clone(); err != nil {
@@ -156,7 +157,7 @@ func (g *Quarantine) openMaps(c *kernel.Collection) (err error) {
 	return err
 }
 
-// putPair has the quarantine know the ends of a session, before it knows the session.
+// putPair adds the address pair of a session, before the session itself.
 func (g *Quarantine) putPair(k *bpf.QuarantineQuarantineKey) error {
 	if err := g.pairs.Put(&bpf.QuarantineQuarantinePair{Client: k.Client, Service: k.Service}, uint8(1)); err != nil {
 		return fmt.Errorf("the quarantine for %s: %w", flowOfKey(*k), err)
@@ -164,7 +165,7 @@ func (g *Quarantine) putPair(k *bpf.QuarantineQuarantineKey) error {
 	return nil
 }
 
-// publish attaches the programs, and pins what the quarantine stands by.
+// publish attaches the programs, and pins the quarantine.
 func (g *Quarantine) publish(l *kernel.WriteLock, ns *netns.Handle, c *kernel.Collection, devices []string) error {
 	links, err := g.attach(ns, c, devices)
 	defer func() {
@@ -176,7 +177,7 @@ func (g *Quarantine) publish(l *kernel.WriteLock, ns *netns.Handle, c *kernel.Co
 		return err
 	}
 	pins := kernel.Pins{Maps: map[string]*ebpf.Map{pinSessions: c.Maps["quarantine_sessions"], pinCounts: c.Maps["quarantine_counts"]}, Links: links}
-	// Until its predecessor has gone both stand there, with the same sessions: no packet slips through in between.
+	// Until its predecessor is removed both are attached, with the same sessions: no packet slips through in between.
 	if err := Store.Publish(l, Instance(ns), instances.Form[[]string]{Spec: devices, Netns: ns, Pins: pins}); err != nil {
 		return err
 	}
@@ -185,7 +186,7 @@ func (g *Quarantine) publish(l *kernel.WriteLock, ns *netns.Handle, c *kernel.Co
 	return nil
 }
 
-// attach attaches the programs at each device. Links that it made are returned even if it fails.
+// attach attaches the programs at each device. It returns the created links even on failure.
 func (g *Quarantine) attach(ns *netns.Handle, c *kernel.Collection, devices []string) (map[string]kernel.Link, error) {
 	links := map[string]kernel.Link{}
 	if len(devices) == 0 {
@@ -234,7 +235,7 @@ func (g *Quarantine) attach(ns *netns.Handle, c *kernel.Collection, devices []st
 	})
 }
 
-// filter attaches a program where the kernel has no tcx.
+// filter attaches a program on a kernel without tcx.
 func (g *Quarantine) filter(ifindex int, egress bool, prog *ebpf.Program) error {
 	at := filterAt(ifindex, egress)
 	g.filters = append(g.filters, at)
@@ -246,16 +247,16 @@ func (g *Quarantine) filter(ifindex int, egress bool, prog *ebpf.Program) error 
 	return at.Attach(prog)
 }
 
-// filterAt is a program's place where the kernel has no tcx (before 6.6): a filter of the device.
+// filterAt returns the location of a program on kernels without tcx (before 6.6): a filter of the device.
 func filterAt(ifindex int, egress bool) kernel.Clsact {
 	name := "weir_quarantine_in"
 	if egress {
 		name = "weir_quarantine_out"
 	}
-	return kernel.Clsact{Ifindex: ifindex, Name: name, Egress: egress, Priority: 3} // others of weir's come before it
+	return kernel.Clsact{Ifindex: ifindex, Name: name, Egress: egress, Priority: 3} // weir's other filters precede it
 }
 
-// Close closes our descriptors: the quarantine stands.
+// Close closes the process's descriptors. The quarantine stays attached.
 func (g *Quarantine) Close() {
 	g.closing.Lock()
 	defer g.closing.Unlock()
@@ -276,10 +277,10 @@ func (g *Quarantine) Close() {
 	}
 }
 
-// Shut lets nothing reach a session's socket, and nothing leave it.
+// Shut blocks a session's socket in both directions.
 func (g *Quarantine) Shut(f repair.Flow, e move.Epoch) error { return g.put(f, Shut, e) }
 
-// Quiet has the kernel answer for a session neither with a reset nor with an end, until its socket has spoken.
+// Quiet blocks RST and FIN of a session until its socket has sent a packet.
 func (g *Quarantine) Quiet(f repair.Flow, e move.Epoch) error { return g.put(f, Quiet, e) }
 
 func (g *Quarantine) put(f repair.Flow, what State, e move.Epoch) error {
@@ -295,7 +296,8 @@ func (g *Quarantine) put(f repair.Flow, what State, e move.Epoch) error {
 	return nil
 }
 
-// Lift lets a session's packets pass, unless the quarantine has since been told of another move. After Close that is the next agent's to do.
+// Lift removes a session's entry, unless it belongs to another move by now. After Close this is left to the next
+// agent.
 func (g *Quarantine) Lift(f repair.Flow, e move.Epoch) error {
 	g.closing.RLock()
 	defer g.closing.RUnlock()
@@ -311,17 +313,17 @@ func (g *Quarantine) Lift(f repair.Flow, e move.Epoch) error {
 	return nil
 }
 
-// Counts are packets that a quarantine has kept from going where they were going, since it stands.
+// Counts are numbers of packets affected by a quarantine since its creation.
 type Counts struct {
-	Returned uint64 `json:"returned"` // sent back to the load balancer, which holds them
+	Returned uint64 `json:"returned"` // sent back to the load balancer, which buffers them
 	Deaf     uint64 `json:"deaf"`     // of clients, dropped: too late to be sent back
-	Mute     uint64 `json:"mute"`     // to clients, dropped: resets and ends for want of a socket
-	Spoke    uint64 `json:"spoke"`    // sessions that came here, and have spoken
-	Buffered uint64 `json:"buffered"` // that waited here, before they were sent back
-	Strays   uint64 `json:"strays"`   // of sessions that have left, dropped
+	Mute     uint64 `json:"mute"`     // to clients, dropped: RST and FIN without a socket
+	Spoke    uint64 `json:"spoke"`    // arrived sessions with a first sent packet
+	Buffered uint64 `json:"buffered"` // buffered here before they were sent back
+	Strays   uint64 `json:"strays"`   // of departed sessions, dropped
 }
 
-// Counts reads them.
+// Counts reads the counters.
 func (g *Quarantine) Counts() (c Counts, err error) {
 	for i, n := range []*uint64{&c.Returned, &c.Deaf, &c.Mute, &c.Spoke, &c.Buffered, &c.Strays} {
 		var each []uint64

@@ -10,12 +10,12 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// RemoveAll takes the quarantines of all namespaces away.
+// RemoveAll removes the quarantines of all namespaces.
 func RemoveAll(l *kernel.WriteLock) error {
 	all, err := Store.Keys(l.Root)
 	for _, inst := range all {
 		ns, e := l.OpenNetns(inst)
-		if errors.Is(e, netns.ErrGone) { // and its devices with it
+		if errors.Is(e, netns.ErrGone) { // its devices are gone, too
 			e = Store.Remove(l, inst)
 		} else if e == nil {
 			if _, rerr := Store.Read(l.Root, inst); rerr != nil {
@@ -30,7 +30,7 @@ func RemoveAll(l *kernel.WriteLock) error {
 	return err
 }
 
-// removeUnread removes a quarantine whose devices cannot be read: its filters are found by their names, at any device.
+// removeUnread removes a quarantine with an unreadable list of devices. It finds filters by name, at any device.
 func removeUnread(l *kernel.WriteLock, ns *netns.Handle, inst kernel.Instance) error {
 	err := ns.Do(func() error {
 		all, err := net.Interfaces()
@@ -42,7 +42,7 @@ func removeUnread(l *kernel.WriteLock, ns *netns.Handle, inst kernel.Instance) e
 	return errors.Join(err, Store.Remove(l, inst))
 }
 
-// Remove takes the quarantine of a namespace away. That there is none is no error.
+// Remove removes the quarantine of a namespace. A missing one is not an error.
 func Remove(l *kernel.WriteLock, ns *netns.Handle) error {
 	rec, err := Store.Read(l.Root, Instance(ns))
 	if errors.Is(err, kernel.ErrNotExist) {
@@ -54,7 +54,7 @@ func Remove(l *kernel.WriteLock, ns *netns.Handle) error {
 		for _, name := range rec.Spec {
 			i, e := net.InterfaceByName(name)
 			if e != nil {
-				continue // gone, and its filters with it
+				continue // gone, with its filters
 			}
 			err = errors.Join(err, filterAt(i.Index, false).Detach(true), filterAt(i.Index, true).Detach(true))
 		}

@@ -17,10 +17,10 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// unpinned are the maps that the agent holds, by their names in the kernel.
+// unpinned are the agent's unpinned maps, by their names in the kernel.
 var unpinned = map[string]string{"quarantine_pair": "quarantine_pairs", "quarantine_stra": "quarantine_strays"}
 
-// PlanUpgrade plans the exchange of programs of other weirs.
+// PlanUpgrade plans the replacement of programs of other weir versions.
 func PlanUpgrade(r *kernel.Root) (plan feature.Plan, err error) {
 	all, unreadable, err := Store.All(r)
 	plan.Stays(unreadable)
@@ -33,8 +33,9 @@ func PlanUpgrade(r *kernel.Root) (plan feature.Plan, err error) {
 	return plan, err
 }
 
-// upgrade puts this weir's programs in place of another's, over the same maps: the agent, if one runs, goes on. The meta changes
-// last: killed before, the next upgrade begins again, and meanwhile each packet meets one or the other program.
+// upgrade replaces another version's programs by this version's, with the same maps: a running agent continues. The
+// meta changes last. After an earlier kill the next upgrade starts over, and meanwhile each packet meets one of the
+// two programs.
 func upgrade(l *kernel.WriteLock, inst kernel.Instance) error {
 	u, err := Store.Open(l, inst)
 	if err != nil {
@@ -47,14 +48,15 @@ func upgrade(l *kernel.WriteLock, inst kernel.Instance) error {
 	return Store.Upgrade(l, inst, func() error { return nil }, nil)
 }
 
-// exchange moves the links, or the filters where there are none. The caller is in the network namespace.
+// exchange replaces the programs of the links, or of the filters if there are none. The caller is in the network
+// namespace.
 func exchange(l *kernel.WriteLock, u *instances.InUse[[]string]) error {
 	names, err := u.Pins.Links()
 	if err != nil {
 		return err
 	}
 	buffer := 0
-	if i, err := net.InterfaceByName(bufferName); err == nil { // else no agent runs: the next one makes it
+	if i, err := net.InterfaceByName(bufferName); err == nil { // otherwise no agent runs: the next one creates it
 		buffer = i.Index
 	}
 	filters := tcFilters(u.Spec, buffer)
@@ -69,7 +71,7 @@ func exchange(l *kernel.WriteLock, u *instances.InUse[[]string]) error {
 	defer p.Close()
 	for _, name := range names {
 		if name == linkAgain && buffer == 0 {
-			continue // its device has gone with the agent
+			continue // its device ended with the agent
 		}
 		if err := moveLink(u.Pins, name, p.Programs[linkProgram(name)]); err != nil {
 			return err
@@ -106,7 +108,7 @@ func moveLink(pins *kernel.Opened, name string, to *ebpf.Program) error {
 	return nil
 }
 
-// linkProgram is the program of a link.
+// linkProgram returns the name of a link's program.
 func linkProgram(link string) string {
 	switch {
 	case link == linkAgain:
@@ -117,10 +119,10 @@ func linkProgram(link string) string {
 	return "quarantine_in"
 }
 
-// tcFilters are those of a quarantine without links.
+// tcFilters returns the filters of a quarantine without links.
 func tcFilters(devices []string, buffer int) (out []kernel.Clsact) {
 	for _, name := range devices {
-		if i, err := net.InterfaceByName(name); err == nil { // else it has gone, and its filters
+		if i, err := net.InterfaceByName(name); err == nil { // otherwise it is gone, with its filters
 			out = append(out, filterAt(i.Index, false), filterAt(i.Index, true))
 		}
 	}
@@ -130,11 +132,11 @@ func tcFilters(devices []string, buffer int) (out []kernel.Clsact) {
 	return out
 }
 
-// attached is the id of a program that runs, 0 if none does: all use the same maps.
+// attached returns the ID of a running program, or 0: all use the same maps.
 func attached(pins *kernel.Opened, names []string, filters []kernel.Clsact) (uint32, error) {
 	for _, name := range names {
 		if name == linkAgain {
-			continue // its device may have gone
+			continue // its device may be gone
 		}
 		ln, err := pins.Link(name)
 		if err != nil {
@@ -149,7 +151,7 @@ func attached(pins *kernel.Opened, names []string, filters []kernel.Clsact) (uin
 	return filters[0].Program()
 }
 
-// programs loads this weir's over the maps that are pinned, and over the agent's.
+// programs loads this version's programs with the pinned maps and the agent's.
 func programs(pins *kernel.Opened, running uint32, buffer int) (*kernel.Collection, error) {
 	spec, err := bpf.LoadQuarantine()
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
-// upgrader upgrades quarantines, as the feature of backends does.
+// upgrader upgrades quarantines, like the backend feature.
 type upgrader struct{}
 
 // PlanUpgrade implements feature.Upgrader.
@@ -30,7 +30,7 @@ func (upgrader) PlanUpgrade(_ context.Context, r *kernel.Root) (feature.Plan, er
 	return PlanUpgrade(r)
 }
 
-// playUpgrade upgrades, and dies at a step of it.
+// playUpgrade upgrades, and dies at a step.
 func playUpgrade(args []string) error {
 	kerneltest.DieAt(args[1])
 	_, err := featuretest.Upgrade(context.Background(), kernel.OpenRoot(args[0]), upgrader{})
@@ -50,7 +50,7 @@ func (r *raw) lock() *kernel.WriteLock {
 	return l
 }
 
-// another has the pins tell of another weir's programs.
+// another marks the pins as made by another weir.
 func (r *raw) another() {
 	r.Helper()
 	l := r.lock()
@@ -70,7 +70,7 @@ func (r *raw) another() {
 	}
 }
 
-// programs are those that run at the quarantine's devices.
+// programs returns the programs running at the quarantine's devices.
 func (r *raw) programs() (out []uint32) {
 	r.Helper()
 	o, err := r.root().Open(Instance(r.server))
@@ -110,7 +110,7 @@ func (r *raw) programs() (out []uint32) {
 	return out
 }
 
-// sharesPairs wants a program of arriving packets to know the ends of sessions that the agent tells of.
+// sharesPairs checks that an ingress program uses the agent's address pairs.
 func (r *raw) sharesPairs(program uint32) {
 	r.Helper()
 	used, err := kernel.OpenProgramMaps(program)
@@ -133,7 +133,7 @@ func (r *raw) sharesPairs(program uint32) {
 	}
 }
 
-// shuts wants the quarantine to stop the packets of a session, and no other one's.
+// shuts checks that the quarantine blocks the packets of one session only.
 func (r *raw) shuts(when string, port uint16) {
 	r.Helper()
 	before := r.stopped()
@@ -149,7 +149,8 @@ func (r *raw) shuts(when string, port uint16) {
 	}
 }
 
-// Another weir's programs are exchanged while the agent runs. Killed at any step, the quarantine holds, and the next upgrade finishes.
+// TestUpgrade replaces another version's programs while the agent runs. After a kill at any step the quarantine
+// holds, and the next upgrade completes.
 func TestUpgrade(t *testing.T) {
 	for name, tcx := range map[string]bool{"links": true, "filters": false} {
 		t.Run(name, func(t *testing.T) {
@@ -186,7 +187,7 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
-// upgrades finishes an upgrade.
+// upgrades completes an upgrade.
 func (r *raw) upgrades(died string) {
 	r.Helper()
 	if _, err := featuretest.Upgrade(r.Context(), r.root(), upgrader{}); err != nil {
@@ -197,7 +198,7 @@ func (r *raw) upgrades(died string) {
 	}
 }
 
-// An upgrade while no agent runs, whose buffer device went with it.
+// TestUpgradeWithoutAgent upgrades without a running agent: the buffer device is gone.
 func TestUpgradeWithoutAgent(t *testing.T) {
 	r := newRaw(t, hasTCX())
 	const port = 40000
