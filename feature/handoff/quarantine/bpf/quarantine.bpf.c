@@ -1,9 +1,9 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * The quarantine of a backend behind a load balancer, at tcx of its devices: from the dump of a session on nothing reaches its socket,
- * and a socket that is being restored cannot be given away by a reset. It works while the backend's agent is dead, which is
- * what package move asks for.
+ * The quarantine of a backend behind a load balancer, at tcx of its devices. From the dump of a
+ * session on it blocks the session's packets, and it blocks RSTs for a socket being restored. It
+ * works while the backend's agent is dead, as package move requires.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -28,8 +28,8 @@ struct {
 } quarantine_sessions SEC(".maps");
 
 /*
- * The ends of sessions that were here of late: of their packets those are dropped whose transport
- * header cannot be read. The agent fills it, and the kernel forgets the ends of long ago.
+ * Address pairs of recent sessions. Packets between them are dropped if their transport header is
+ * unreadable. The agent fills the map, and the kernel evicts the least recently used pairs.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -45,23 +45,27 @@ struct {
 	__type(value, __u64);
 } quarantine_counts SEC(".maps");
 
-/* Sessions that have left, and of which packets come here: the agent tells the load balancer where they are. */
+/*
+ * Departed sessions with packets still arriving here. The agent reports their location to the load
+ * balancer.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 16);
 } quarantine_strays SEC(".maps");
 
-/* The interface of the device of buffered packets, whose owner is the agent; 0: there is none. */
+/* Interface index of the agent's buffer device; 0: none. */
 const volatile __u32 quarantine_buffer;
 
 /*
- * What was on its way here when the load balancer began to hold goes back to it, for so long and so often. Should the load balancer
- * send it here again, its time of holding is over: going on would be a loop.
+ * Packets that were under way when the load balancer began to buffer go back to it, within this
+ * time and number. If the load balancer sends them here again, its buffer time is over, and sending
+ * them back would loop.
  */
 #define RETURN_NS  (250 * 1000 * 1000ULL)
 #define MOST_TURNS 4096
 
-/* The agent is told of a session this seldom. */
+/* Minimum interval of events about a session. */
 #define STRAY_NS (50 * 1000 * 1000ULL)
 
 #define TCP_FIN 0x01
@@ -96,9 +100,9 @@ static __always_inline int is_extension(__u8 next)
 }
 
 /*
- * walk goes through the extension headers that the kernel goes through before TCP, from *at on, and
- * leaves *at at the TCP header. A later fragment is not TCP's: without the first one it goes nowhere.
- * to becomes the last segment of a routing header. The result is as that of read.
+ * walk skips the extension headers that the kernel processes before TCP, and advances *at to the
+ * TCP header. A later fragment is not TCP: it goes nowhere without the first one. to becomes the
+ * last segment of a routing header. It returns the same values as read.
  */
 static __always_inline int walk(struct __sk_buff *skb, __u32 *at, __u32 end, __u8 next, __u8 *to)
 {
@@ -137,9 +141,9 @@ static __always_inline int walk(struct __sk_buff *skb, __u32 *at, __u32 end, __u
 }
 
 /*
- * read finds the session of a packet of TCP. 0: there may be one. Less: the packet is of none. More:
- * the addresses are read, and the transport header cannot be; the kernel may find TCP there, for
- * instance once it has put fragments together.
+ * read parses a TCP packet's session. It returns 0 on success, a negative value if the packet has
+ * no session, and a positive value if the addresses are known but the transport header is
+ * unreadable. In the last case the kernel may still find TCP, for example after reassembly.
  */
 static __always_inline int read(struct __sk_buff *skb, struct quarantine_key *k, __u8 *flags,
 				int out)
@@ -174,7 +178,7 @@ static __always_inline int read(struct __sk_buff *skb, struct quarantine_key *k,
 	}
 	if (at + sizeof(ports) > end || bpf_skb_load_bytes(skb, at, ports, sizeof(ports)))
 		return 1;
-	/* A first fragment may end before them. */
+	/* A first fragment may end before the flags. */
 	if (at + 14 > end || bpf_skb_load_bytes(skb, at + 13, flags, 1))
 		*flags = 0;
 	k->client_port = ports[out];
@@ -182,7 +186,7 @@ static __always_inline int read(struct __sk_buff *skb, struct quarantine_key *k,
 	return 0;
 }
 
-/* doubtful drops a packet that the kernel may find to be of a session on its way. */
+/* doubtful drops a packet that may belong to a session in quarantine. */
 static __always_inline int doubtful(struct quarantine_key *k)
 {
 	if (!bpf_map_lookup_elem(&quarantine_pairs, k))
@@ -191,7 +195,10 @@ static __always_inline int doubtful(struct quarantine_key *k)
 	return TC_ACT_SHOT;
 }
 
-/* turn has a packet go back to whoever sent it over this segment: the load balancer, or the tunnel's other end. */
+/*
+ * turn sends a packet back to its sender on this segment: the load balancer, or the tunnel's other
+ * end.
+ */
 static __always_inline int turn(struct __sk_buff *skb, __u32 ifindex)
 {
 	__u8 macs[12], turned[12];
@@ -207,9 +214,9 @@ static __always_inline int turn(struct __sk_buff *skb, __u32 ifindex)
 }
 
 /*
- * stray drops a packet of a session that has left. The kernel would answer with a reset, and a
- * load balancer that has forgotten the session would let that pass. A new connection between the same
- * ends is none.
+ * stray drops a packet of a departed session. The kernel would answer with an RST, and a load
+ * balancer that has forgotten the session would forward it. A SYN is not a stray: it starts a new
+ * connection.
  */
 static __always_inline int stray(struct quarantine_entry *e, struct quarantine_key *k, __u8 flags)
 {
@@ -256,7 +263,7 @@ int quarantine_in(struct __sk_buff *skb)
 	return turn(skb, skb->ifindex);
 }
 
-/* quarantine_again is at the device of buffered packets, where the agent puts them back. */
+/* quarantine_again is at the ingress of the buffer device, for packets released by the agent. */
 SEC("tc")
 int quarantine_again(struct __sk_buff *skb)
 {
