@@ -54,7 +54,7 @@ func (x *experiment) prepareFast(ctx context.Context) error {
 			}
 		}
 	}
-	x.say("beside it %d services of fast sinks: both engines, over IPv4, IPv6 or both", len(x.fast))
+	x.say("%d services of fast sinks in parallel: both engines, over IPv4, IPv6 or both", len(x.fast))
 	if err := x.weir.Apply(ctx); err != nil {
 		return err
 	}
