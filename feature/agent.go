@@ -35,7 +35,7 @@ func (a Agent[C]) Run(ctx context.Context, r *kernel.Root, log Logger) error {
 		switch {
 		case err != nil:
 			if said.Changed(a.Feature, err.Error()) {
-				log.Warn("spec unreadable, nothing changes", "feature", a.Feature, "err", err)
+				log.Warn("spec unreadable, keeping the current one", "feature", a.Feature, "err", err)
 			}
 		case !a.Same(now, spec):
 			stop()
@@ -61,7 +61,7 @@ func (a Agent[C]) start(ctx context.Context, r *kernel.Root, spec *C, log Logger
 			if ctx.Err() != nil {
 				return
 			}
-			log.Warn("agent ended, starting again", "feature", a.Feature, "after", pause, "err", err)
+			log.Warn("agent ended, restarting", "feature", a.Feature, "delay", pause, "err", err)
 			select {
 			case <-ctx.Done():
 				return

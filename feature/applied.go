@@ -114,7 +114,7 @@ func gone(err error) error {
 func (a Applied[C]) RemoveGone(l *kernel.WriteLock) error { return a.store().RemoveGone(l) }
 
 // RemedyGone is the remedy for an instance of a gone network namespace without an entry in the file.
-const RemedyGone = "the next weir apply removes what is left of it; a new namespace needs an apply of its own"
+const RemedyGone = "run weir apply to remove its remains; a new namespace needs its own apply"
 
 // Gone returns the specs of gone network namespaces. Only root can detect them: other users get none.
 func (a Applied[C]) Gone(r *kernel.Root) (out []instances.Record[C], err error) {

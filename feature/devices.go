@@ -23,7 +23,7 @@ type DeviceFault struct {
 }
 
 // DeviceRemedy is the remedy for an existing device without an agent's program.
-const DeviceRemedy = "weir serve attaches it to an interface that was made again, weir apply recovers one that was taken off"
+const DeviceRemedy = "weir serve attaches it to a recreated interface; run weir apply after a detach"
 
 // DeviceFaults returns the devices without the program of an instance. It returns none if this process may not enter the
 // network namespace. runs reports whether the program is attached to an interface. links are the names of the instance's
@@ -49,7 +49,7 @@ func DeviceFaults[S any](u *instances.InUse[S], devices []string, runs func(ifin
 }
 
 // ErrDevices is returned if the devices of an agent have changed. The agent then restarts.
-var ErrDevices = errors.New("the devices are others")
+var ErrDevices = errors.New("the devices have changed")
 
 // devicesEvery is the interval of an agent's device checks.
 const devicesEvery = time.Second

@@ -38,7 +38,7 @@ type Packet struct {
 }
 
 // ErrPacket is returned for an impossible packet.
-var ErrPacket = errors.New("no such packet")
+var ErrPacket = errors.New("invalid packet")
 
 // Check returns an error that wraps ErrPacket.
 func (p Packet) Check() error {
@@ -46,7 +46,7 @@ func (p Packet) Check() error {
 	case p.Proto != "udp" && p.Proto != "tcp":
 		return fmt.Errorf("%w: protocol %q: want udp or tcp", ErrPacket, p.Proto)
 	case p.From.Addr().Is4() != p.To.Addr().Is4():
-		return fmt.Errorf("%w: %s and %s are not of one family", ErrPacket, p.From.Addr(), p.To.Addr())
+		return fmt.Errorf("%w: %s and %s are of different families", ErrPacket, p.From.Addr(), p.To.Addr())
 	}
 	return nil
 }

@@ -138,7 +138,7 @@ func (p *Plan) Warn(format string, a ...any) {
 func (p *Plan) Stays(all instances.Unreadable) {
 	for _, u := range all {
 		if errors.Is(u.Err, kernel.ErrDamaged) {
-			p.Warn("%s: what else changes is known once it is recovered: %v", u.Feature, u.Err)
+			p.Warn("%s: further changes are known after its recovery: %v", u.Feature, u.Err)
 			continue
 		}
 		p.Warn("%s %s stays as it is: %v", u.Feature, strings.TrimPrefix(u.Name, "@"), u)
@@ -152,7 +152,7 @@ func (p *Plan) Outage(format string, a ...any) {
 }
 
 // ErrOutage is returned for a change that would take served traffic or working protection away.
-var ErrOutage = errors.New("the change takes traffic away that is served now, or protection that works now")
+var ErrOutage = errors.New("the change would take served traffic or working protection away")
 
 // Refuse returns an error wrapping [ErrOutage] with the outages of a plan; nil if there are none or they are allowed.
 func (p *Plan) Refuse(allowed bool) error {
@@ -172,7 +172,7 @@ func (p *Plan) Join(q Plan) {
 }
 
 // ErrNotUndone is returned if a failed change could not be undone.
-var ErrNotUndone = errors.New("taking the change back")
+var ErrNotUndone = errors.New("roll the change back")
 
 // undoTime bounds the undoing of a plan.
 const undoTime = 30 * time.Second
@@ -182,7 +182,7 @@ const undoTime = 30 * time.Second
 func (p Plan) Apply(ctx context.Context, l *kernel.WriteLock, each func(s Step, note string)) error {
 	for i, s := range p.Steps {
 		err := ctx.Err()
-		note, became := "", "taken back: everything is as it was"
+		note, became := "", "rolled back: everything is as before"
 		switch {
 		case err == nil:
 			note, err = s.Do(ctx, l)
@@ -198,7 +198,7 @@ func (p Plan) Apply(ctx context.Context, l *kernel.WriteLock, each func(s Step, 
 		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 		defer cancel()
 		if undone := p.RollBack(back, l); undone != nil {
-			return errors.Join(fmt.Errorf("%s: %w", s, kernel.Stopped(ctx, err, "half done: weir apply again goes on from there")), fmt.Errorf("%w: %w", ErrNotUndone, undone))
+			return errors.Join(fmt.Errorf("%s: %w", s, kernel.Stopped(ctx, err, "half done: run weir apply again to finish it")), fmt.Errorf("%w: %w", ErrNotUndone, undone))
 		}
 		if err := kernel.Stopped(ctx, err, became); errors.Is(err, context.Canceled) {
 			return err

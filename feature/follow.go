@@ -41,7 +41,7 @@ func (f Follower) Run(ctx context.Context, r *kernel.Root, log Logger) error {
 			continue
 		}
 		if err := w.follow(ctx); err != nil && ctx.Err() == nil {
-			log.Warn(f.Feature+"s cannot be looked after", "err", err)
+			log.Warn(f.Feature+" instances not followed", "err", err)
 		}
 	}
 	return nil
@@ -118,7 +118,7 @@ func (w *following) follow(ctx context.Context) error {
 			continue // removed meanwhile
 		} else if err != nil { // others are still recovered
 			if w.unread.Changed(i, err.Error()) {
-				w.log.Warn("a "+w.Feature+" cannot be looked after", w.Feature, i.Name, "err", err)
+				w.log.Warn(w.Feature+" not followed", w.Feature, i.Name, "err", err)
 			}
 			continue
 		}
@@ -154,7 +154,7 @@ func (w *following) adopt(l *kernel.WriteLock, i kernel.Instance) {
 	switch {
 	case !w.said.Changed(i, text):
 	case err != nil:
-		w.log.Warn("a "+w.Feature+" cannot be attached", w.Feature, i.Name, "err", err)
+		w.log.Warn(w.Feature+" not attached", w.Feature, i.Name, "err", err)
 	default:
 		w.log.Info(w.Feature+" "+text, w.Feature, i.Name)
 	}

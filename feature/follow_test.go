@@ -92,7 +92,7 @@ func TestFollowsTellsOnce(t *testing.T) {
 		if len(log) != c.told {
 			t.Fatalf("look %d: told %v, want %d", n, log, c.told)
 		}
-		if c.told > 0 && log[0][0] != "a test cannot be looked after" || c.told > 0 && log[0][2] != "broken" {
+		if c.told > 0 && log[0][0] != "test not followed" || c.told > 0 && log[0][2] != "broken" {
 			t.Errorf("look %d: told %v: it does not say whom it is about", n, log[0])
 		}
 	}

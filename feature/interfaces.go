@@ -43,6 +43,6 @@ func (i Interfaces) Refuse(p *Plan) {
 	if len(left) == 0 || len(absent) == 0 {
 		return
 	}
-	p.Outage("%v", i.Errorf("%s: it works at %s now, and would not at %s: %s: correct the name, or make this change once the interface is there",
+	p.Outage("%v", i.Errorf("%s: it works at %s now, and would not at %s: %s: correct the name, or make this change once the interface exists",
 		i.Key, strings.Join(left, ", "), strings.Join(absent, ", "), strings.Join(reasons, "; ")))
 }

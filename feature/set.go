@@ -99,7 +99,7 @@ func (s Set[I, V]) examine(r *kernel.Root, rec instances.Record[I], st *SetState
 	}
 	if lacks, err := s.Lacks(r, rec, func(string, netns.ID) {}); err == nil && lacks {
 		st.lacking = append(st.lacking, rec.Instance)
-		st.failures = append(st.failures, Failure(rec.Name, "it is not attached everywhere", "run weir serve, or weir apply: both attach it"))
+		st.failures = append(st.failures, Failure(rec.Name, "not attached everywhere", "run weir serve, or weir apply: both attach it"))
 	}
 }
 
@@ -197,7 +197,7 @@ func (s Set[I, V]) reconcile(l *kernel.WriteLock, w placed[I]) error {
 	if ns != nil {
 		defer ns.Close()
 		if scope := kernel.ScopeOf(ns); scope != w.inst.Scope {
-			return fmt.Errorf("%w: the network namespace of %s is another one by now", netns.ErrGone, w.inst)
+			return fmt.Errorf("%w: the network namespace of %s has been replaced", netns.ErrGone, w.inst)
 		}
 	}
 	return s.Reconcile(l, w.inst, ns, w.item)
@@ -215,9 +215,9 @@ func (s Set[I, V]) Recover(l *kernel.WriteLock) error { return s.Store.RemoveGon
 func (s Set[I, V]) Complete(l *kernel.WriteLock, i kernel.Instance, _ []string) (string, error) {
 	rec, err := s.Store.Read(l.Root, i)
 	if err != nil {
-		return "made anew by the plan", l.Remove(i)
+		return "recreated by the plan", l.Remove(i)
 	}
-	return "attached anew", s.again(l, rec)
+	return "attached again", s.again(l, rec)
 }
 
 // again reconciles an instance with its own record.

@@ -15,7 +15,7 @@ type Unreads interface {
 }
 
 // UnreadRemedy is the remedy for an unreadable instance.
-const UnreadRemedy = "use the weir that made it, or remove it with that one"
+const UnreadRemedy = "use the version of weir that made it, or remove it with that version"
 
 // UnreadFindings returns doctor's findings about unreadable instances.
 func UnreadFindings(all instances.Unreadable) (out []Finding) {

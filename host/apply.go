@@ -20,8 +20,8 @@ import (
 
 // Remedies for a command stopped midway.
 const (
-	RemoveRemedy   = "weir remove again finishes it, weir apply brings back what is gone"
-	RollbackRemedy = "weir rollback again, or a running weir serve, goes on"
+	RemoveRemedy   = "run weir remove again to finish it, or weir apply to restore the removed parts"
+	RollbackRemedy = "run weir rollback again, or let a running weir serve continue"
 )
 
 // Host is this host: the pins below one root.
@@ -68,7 +68,7 @@ func (h *Host) Plan(ctx context.Context, c *Config) (feature.Plan, error) {
 	for _, f := range featuresOnly(c.Only) {
 		p, err := f.Plan(ctx, h.Root, c.Document())
 		if err != nil && len(steps) > 0 && ctx.Err() == nil {
-			all.Warn("%s: what else changes is known once it is recovered: %v", f.Name, err)
+			all.Warn("%s: further changes are known after its recovery: %v", f.Name, err)
 			continue
 		} else if err != nil {
 			return feature.Plan{}, err
@@ -131,7 +131,7 @@ func (h *Host) applyLocked(ctx context.Context, l *kernel.WriteLock, c *Config, 
 		return unread(plan)
 	}
 	if u.Waits() && c.Confirm == 0 {
-		return fmt.Errorf("%w, that of %s (%s left); nothing was changed: weir confirm, weir rollback, or apply --confirm this one, too", errUnconfirmed, u.Since.Format(time.TimeOnly), u.Left.Round(time.Second))
+		return fmt.Errorf("%w: the change of %s (%s left); nothing was changed: run weir confirm or weir rollback, or apply this one with --confirm too", errUnconfirmed, u.Since.Format(time.TimeOnly), u.Left.Round(time.Second))
 	}
 	if err := plan.Refuse(c.AllowOutage); err != nil {
 		return err
@@ -152,7 +152,7 @@ func (h *Host) applyLocked(ctx context.Context, l *kernel.WriteLock, c *Config, 
 // unread returns an error about the instances left unchanged by a plan, or nil if there are none.
 func unread(p feature.Plan) error {
 	if err := p.Unread.Err(); err != nil {
-		return &appliedInPart{fmt.Errorf("all else is as the configuration has it; what cannot be read stays as it is: %w", err)}
+		return &appliedInPart{fmt.Errorf("applied, except that unreadable instances stay unchanged: %w", err)}
 	}
 	return nil
 }
@@ -172,7 +172,7 @@ func (c *Config) warn(text string) {
 // warnUnrecorded warns of unwritable records. Damage to their instances would go unnoticed.
 func (c *Config) warnUnrecorded(l *kernel.WriteLock) {
 	if err := l.Unrecorded(); err != nil {
-		c.warn(fmt.Sprintf("damage to what is applied will not be noticed, and not be recovered: its record cannot be written: %v: fix that, then run weir apply again", err))
+		c.warn(fmt.Sprintf("cannot write records, so damage will go unnoticed and unrecovered: %v: fix the reason, then run weir apply again", err))
 	}
 }
 
@@ -306,7 +306,7 @@ func (c *Config) gid() (int, error) {
 	case c.Group == "" && (errors.As(err, &unknown) || errors.Is(err, os.ErrNotExist)): // minimal systems have no /etc/group
 		return 0, nil
 	case err != nil:
-		return 0, c.Pos.Errorf("group: %v: make it with 'groupadd --system %s', or leave the key out", err, name)
+		return 0, c.Pos.Errorf("group: %v: create it with 'groupadd --system %s', or leave the key out", err, name)
 	}
 	return strconv.Atoi(g.Gid)
 }

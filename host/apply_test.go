@@ -121,7 +121,7 @@ func TestRemove(t *testing.T) {
 	for _, feature := range []string{"", "steer"} {
 		w := newWorld(t)
 		w.apply(w.config(twoServices, absent))
-		if err := w.Remove(t.Context(), "steering", true); err == nil || !strings.Contains(err.Error(), `no feature "steering": there is steer`) {
+		if err := w.Remove(t.Context(), "steering", true); err == nil || !strings.Contains(err.Error(), `no feature "steering": want one of steer`) {
 			t.Errorf("an unknown feature: %v", err)
 		}
 		if len(w.state().Services) != 2 {

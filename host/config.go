@@ -73,7 +73,7 @@ const maxFile = 64 << 20
 func LoadConfig(path string, only ...string) (*Config, error) {
 	name, data, err := safefile.Input(path, maxFile)
 	if err != nil {
-		return nil, fmt.Errorf("reading the configuration: %w", err)
+		return nil, fmt.Errorf("read the configuration: %w", err)
 	}
 	return ParseConfig(name, data, only...)
 }
@@ -90,7 +90,7 @@ func ParseConfig(path string, data []byte, only ...string) (*Config, error) {
 	}
 	for name, s := range c.Services {
 		if s == nil {
-			return nil, c.Pos.Errorf("services.%s is empty: say at least listen", name)
+			return nil, c.Pos.Errorf("services.%s is empty: add at least listen", name)
 		}
 		s.Name = name
 	}
@@ -141,7 +141,7 @@ func (c *Config) sameListens() (errs []error) {
 	for i, l := range all {
 		for _, o := range all[:i] {
 			if l.Excludes(o) {
-				errs = append(errs, l.Errorf("%s: listen %q: %s.listen has that port, with %q in line %d: take another port for one of them", l.Section, l.Address, o.Section, o.Address, o.At("listen").Line))
+				errs = append(errs, l.Errorf("%s: listen %q: %s.listen uses that port, with %q in line %d: use another port for one of them", l.Section, l.Address, o.Section, o.Address, o.At("listen").Line))
 			}
 		}
 	}

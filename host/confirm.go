@@ -66,20 +66,20 @@ func (u *Unconfirmed) Finding() feature.Finding {
 	f := feature.Finding{Object: "change of " + u.Since.Format(time.TimeOnly)}
 	switch {
 	case !u.RolledBack.IsZero() && u.ByCommand:
-		f.Text = fmt.Sprintf("taken back at %s by weir rollback", u.RolledBack.Format(time.TimeOnly))
-		f.Remedy = "nothing is wrong; the next weir apply that changes something ends this note"
+		f.Text = fmt.Sprintf("rolled back at %s by weir rollback", u.RolledBack.Format(time.TimeOnly))
+		f.Remedy = "no action is needed; the next change by weir apply removes this note"
 	case !u.RolledBack.IsZero():
-		f.Text = fmt.Sprintf("taken back at %s: it was not confirmed within %s", u.RolledBack.Format(time.TimeOnly), u.Window)
-		f.Remedy = "weir apply again, and weir confirm in time"
+		f.Text = fmt.Sprintf("rolled back at %s: not confirmed within %s", u.RolledBack.Format(time.TimeOnly), u.Window)
+		f.Remedy = "run weir apply again, and weir confirm in time"
 	case u.Problem != "":
-		f.Text = fmt.Sprintf("not confirmed within %s, and it could not be taken back: %s", u.Window, u.Problem)
-		f.Remedy = "fix the reason, then weir rollback; or keep the change: weir confirm"
+		f.Text = fmt.Sprintf("not confirmed within %s, and the rollback failed: %s", u.Window, u.Problem)
+		f.Remedy = "fix the reason and run weir rollback, or keep the change with weir confirm"
 	case u.Left <= 0:
-		f.Text = fmt.Sprintf("not confirmed within %s, and nobody has taken it back for %s", u.Window, (-u.Left).Round(time.Second))
-		f.Remedy = "weir rollback, or start weir serve; weir confirm keeps it"
+		f.Text = fmt.Sprintf("not confirmed within %s, and its rollback is overdue by %s", u.Window, (-u.Left).Round(time.Second))
+		f.Remedy = "run weir rollback or start weir serve; weir confirm keeps the change"
 	default:
-		f.Text = fmt.Sprintf("taken back in %s unless it is confirmed", u.Left.Round(time.Second))
-		f.Remedy = "weir confirm, or weir rollback"
+		f.Text = fmt.Sprintf("rolled back in %s unless it is confirmed", u.Left.Round(time.Second))
+		f.Remedy = "run weir confirm or weir rollback"
 	}
 	return f
 }
@@ -92,7 +92,7 @@ func (h *Host) Unconfirmed() (*Unconfirmed, error) {
 	}
 	u := &Unconfirmed{}
 	if err := json.Unmarshal(text, u); err != nil {
-		return nil, fmt.Errorf("the change that is to be confirmed: %w", err)
+		return nil, fmt.Errorf("read the unconfirmed change: %w", err)
 	}
 	if u.Boot != kernel.BootID() {
 		return nil, nil // the pins ended with the previous boot
@@ -121,7 +121,7 @@ func (h *Host) save(ctx context.Context) (savedHost, error) {
 	for _, f := range features {
 		r, ok := f.Value.(feature.Restorer)
 		if !ok {
-			return nil, fmt.Errorf("%s cannot be put back to what it is: apply without --confirm", f.Name)
+			return nil, fmt.Errorf("%s cannot be restored later: apply without --confirm", f.Name)
 		}
 		text, err := r.Save(ctx, h.Root)
 		if err != nil {
@@ -169,7 +169,7 @@ func (h *Host) applyUnconfirmed(ctx context.Context, l *kernel.WriteLock, window
 	kernel.Step("host:watched")
 	err := plan.Apply(ctx, l, func(s feature.Step, note string) { each(Done{s, note}) })
 	if errors.Is(err, feature.ErrNotUndone) {
-		return fmt.Errorf("%w; what is left of the change is taken back within %s", err, window)
+		return fmt.Errorf("%w; the rest of the change is rolled back within %s", err, window)
 	} else if err != nil {
 		return errors.Join(err, undo())
 	}
@@ -197,7 +197,7 @@ func (h *Host) Confirm(ctx context.Context) error {
 // missing returns the error for a missing change.
 func (u *Unconfirmed) missing() error {
 	if u != nil {
-		return fmt.Errorf("%w: that of %s was taken back at %s", errNoChange, u.Since.Format(time.TimeOnly), u.RolledBack.Format(time.TimeOnly))
+		return fmt.Errorf("%w: the change of %s was rolled back at %s", errNoChange, u.Since.Format(time.TimeOnly), u.RolledBack.Format(time.TimeOnly))
 	}
 	return fmt.Errorf("%w: weir apply --confirm makes one", errNoChange)
 }
@@ -249,10 +249,10 @@ func (h *Host) rollBack(ctx context.Context, l *kernel.WriteLock, u *Unconfirmed
 		err = h.restore(ctx, l, each)
 	}
 	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
-		return kernel.Stopped(ctx, err, fmt.Sprintf("half done: the change of %s is taken back in part: %s", u.Since.Format(time.TimeOnly), RollbackRemedy))
+		return kernel.Stopped(ctx, err, fmt.Sprintf("half done: the change of %s is rolled back in part: %s", u.Since.Format(time.TimeOnly), RollbackRemedy))
 	} else if err != nil {
 		u.Problem, u.Retry = err.Error(), kernel.Boottime()+uint64(rollBackRetry)
-		return errors.Join(fmt.Errorf("taking back the change of %s: %w", u.Since.Format(time.TimeOnly), err), u.keep(l))
+		return errors.Join(fmt.Errorf("roll back the change of %s: %w", u.Since.Format(time.TimeOnly), err), u.keep(l))
 	}
 	kernel.Step("host:restored")
 	h.noFile(l, features)
@@ -268,7 +268,7 @@ func (h *Host) restore(ctx context.Context, l *kernel.WriteLock, each func(Done)
 	}
 	var saved savedHost
 	if err := json.Unmarshal(text, &saved); err != nil {
-		return fmt.Errorf("what there was before the change: %w", err)
+		return fmt.Errorf("read the state before the change: %w", err)
 	}
 	var errs []error
 	for _, f := range features {
@@ -346,11 +346,11 @@ func (h *Host) startWatcher(id string) error {
 		err = cmd.Start()
 	}
 	if err != nil {
-		return fmt.Errorf("starting the process that takes the change back: %w", err)
+		return fmt.Errorf("start the rollback process: %w", err)
 	}
 	defer out.Close()
 	if n, _ := io.ReadFull(out, make([]byte, 1)); n != 1 {
-		return fmt.Errorf("the process that takes the change back ended: %w; see weir confirm --watch %s", cmd.Wait(), id)
+		return fmt.Errorf("the rollback process ended: %w; see weir confirm --watch %s", cmd.Wait(), id)
 	}
 	return cmd.Process.Release()
 }
@@ -404,18 +404,18 @@ func (h *Host) watchConfirmation(ctx context.Context, log feature.Logger) error 
 		if err == nil && u.over() {
 			err = h.rollback(ctx, func(now *Unconfirmed) (bool, error) { u = now; return u.over(), nil }, func(Done) {})
 			if err != nil && ctx.Err() == nil {
-				log.Warn("unconfirmed change cannot be taken back", "err", err)
+				log.Warn("unconfirmed change not rolled back", "err", err)
 			}
 		}
 		if err != nil || u == nil || u.Waits() || u.ID == told {
 			continue
 		}
 		told = u.ID
-		by := "end of its time"
+		by := "timeout"
 		if u.ByCommand {
 			by = "weir rollback"
 		}
-		log.Warn("unconfirmed change taken back", "since", u.Since.Format(time.TimeOnly), "window", u.Window, "by", by)
+		log.Warn("unconfirmed change rolled back", "since", u.Since.Format(time.TimeOnly), "window", u.Window, "by", by)
 	}
 	return nil
 }

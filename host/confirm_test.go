@@ -170,7 +170,7 @@ func TestUnconfirmedIsTakenBack(t *testing.T) {
 	}
 	w.takenBack()
 	w.wantBefore("taken back", was)
-	if err := w.Confirm(t.Context()); !errors.Is(err, errNoChange) || !strings.Contains(err.Error(), "was taken back at") {
+	if err := w.Confirm(t.Context()); !errors.Is(err, errNoChange) || !strings.Contains(err.Error(), "was rolled back at") {
 		t.Errorf("confirmed too late: %v", err)
 	}
 	wantSteps(t, w.apply(before))
@@ -272,7 +272,7 @@ func TestRollbackByCommandIsTold(t *testing.T) {
 		return err == nil && u.Left <= 0
 	})
 	w.rollback()
-	if u, err := w.Unconfirmed(); err != nil || !strings.Contains(u.Finding().Text, "was not confirmed within") {
+	if u, err := w.Unconfirmed(); err != nil || !strings.Contains(u.Finding().Text, "not confirmed within") {
 		t.Errorf("its time was over, and told is %+v, %v", u, err)
 	}
 }
@@ -347,7 +347,7 @@ func TestOthersTakeBack(t *testing.T) {
 	w, before, _ := confirmWorld(t)
 	was := w.saved()
 	w.apply(w.after(time.Millisecond))
-	if d := w.Doctor(t.Context()); !strings.Contains(fmt.Sprint(d.Findings), "nobody has taken it back") {
+	if d := w.Doctor(t.Context()); !strings.Contains(fmt.Sprint(d.Findings), "its rollback is overdue") {
 		t.Errorf("doctor does not tell: %+v", d.Findings)
 	}
 	if steps := w.apply(before); !strings.HasPrefix(steps[0], "create service goes") {
@@ -359,9 +359,9 @@ func TestOthersTakeBack(t *testing.T) {
 	w.takenBack()
 	told := func(by string) {
 		t.Helper()
-		nstest.Until(t, "weir serve tells of the change that was taken back", func() bool { return s.log.Has("unconfirmed change taken back", by) })
+		nstest.Until(t, "weir serve tells of the change that was taken back", func() bool { return s.log.Has("unconfirmed change rolled back", by) })
 	}
-	told(`by="end of its time"`)
+	told(`by=timeout`)
 	w.wantBefore("taken back by serve", was)
 	w.apply(w.after(time.Hour))
 	if _, body := s.get("/metrics"); !strings.Contains(body, "weir_unconfirmed_left_seconds 3") {

@@ -76,7 +76,7 @@ func TestDamageOfEveryFeatureIsTold(t *testing.T) {
 				}
 				if !x.tcx && len(i.filters) > 0 {
 					lost := w.deleteFilters(i.filters)
-					told(i.who, "the filter "+lost[0]+" is gone", "detached")
+					told(i.who, "filter "+lost[0]+" is missing", "detached")
 				}
 			}
 			w.recovered(c, nil, "detached")
@@ -235,7 +235,7 @@ func TestFiltersOfOthersAreTold(t *testing.T) {
 	}
 	damage, ahead := w.faults()
 	if told := strings.Join(ahead, "\n"); len(damage) > 0 || len(ahead) != 1 || !strings.Contains(told, "handoff quarantine") ||
-		!strings.Contains(told, "a filter \"theirs\" of priority 2 is at tc ingress of d0, before weir's") {
+		!strings.Contains(told, "filter \"theirs\" of priority 2 runs at tc ingress of d0 before weir's") {
 		t.Errorf("a filter of priority 2 is told so: %q, and damage %q", ahead, damage)
 	}
 	if err := netlink.QdiscDel(&netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{LinkIndex: d0.Attrs().Index,

@@ -35,9 +35,9 @@ func (h *Host) Explain(ctx context.Context, p feature.Packet) (*feature.Explanat
 			return nil, fmt.Errorf("interface %s of %s: %w", p.Interface, ns, err)
 		}
 	} else if p.Interface, err = back(ns, p); err != nil {
-		arrival.Text, arrival.Warning = fmt.Sprintf("%v: what is attached to interfaces is not asked; --interface names one", err), true
+		arrival.Text, arrival.Warning = fmt.Sprintf("%v: programs at interfaces are not evaluated; name one with --interface", err), true
 	} else {
-		arrival.Text = fmt.Sprintf("by %s, where the route back to %s leads; --interface names another", p.Interface, p.From.Addr())
+		arrival.Text = fmt.Sprintf("by %s, the interface of the route back to %s; name another with --interface", p.Interface, p.From.Addr())
 	}
 	for _, f := range features {
 		if e, ok := f.Value.(feature.Explainer); ok {

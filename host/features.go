@@ -55,7 +55,7 @@ func named(name string) ([]feature.Declared, error) {
 	if name == "" {
 		return features, nil
 	}
-	return nil, fmt.Errorf("no feature %q: there is %s", name, strings.Join(Features(), ", "))
+	return nil, fmt.Errorf("no feature %q: want one of %s", name, strings.Join(Features(), ", "))
 }
 
 // Features returns the names of weir's features.

@@ -72,7 +72,7 @@ func (f *file) noteRefused(err error, log *slog.Logger) {
 	defer f.mu.Unlock()
 	f.untried = false
 	if f.refused = err; err != nil {
-		log.Error("file not applied, everything stays as it was", "file", f.path, "err", oneLine(err))
+		log.Error("file rejected, nothing changed", "file", f.path, "err", oneLine(err))
 	}
 }
 
@@ -81,7 +81,7 @@ func (f *file) noteAttempt(err error, log *slog.Logger) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err != nil && (f.err == nil || f.err.Error() != err.Error()) {
-		log.Error("file not applied yet, trying again", "file", f.path, "interval", retryEvery, "err", oneLine(err))
+		log.Error("file not applied yet, retrying", "file", f.path, "interval", retryEvery, "err", oneLine(err))
 	}
 	f.untried, f.err = false, err
 }
@@ -94,7 +94,7 @@ func (f *file) load() (*Config, error) {
 	}
 	for _, l := range c.listens() {
 		if l.Excludes(feature.Listen{Address: f.listen}) {
-			return nil, l.Errorf("%s: listen %q: weir serve has that port for /metrics, with --listen %s: take another port for one of them", l.Section, l.Address, f.listen)
+			return nil, l.Errorf("%s: listen %q: weir serve uses that port for /metrics, with --listen %s: use another port for one of them", l.Section, l.Address, f.listen)
 		}
 	}
 	return c, nil

@@ -42,7 +42,7 @@ func TestFileListensBesideServe(t *testing.T) {
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	want := path + `:3:11: lb: listen "0.0.0.0:9743": weir serve has that port for /metrics, with --listen 127.0.0.1:9743: `
+	want := path + `:3:11: lb: listen "0.0.0.0:9743": weir serve uses that port for /metrics, with --listen 127.0.0.1:9743: `
 	if _, err := (&file{path: path, listen: "127.0.0.1:9743"}).load(); err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("%v, want %s", err, want)
 	}
@@ -65,7 +65,7 @@ func TestListensOfOnly(t *testing.T) {
 		{[]string{"lb", "backend"}, "", "handoff.backend: listen"},
 		{[]string{"lb"}, "", ""},
 		{[]string{"backend"}, "", ""},
-		{[]string{"backend"}, "10.2.0.2:7946", "weir serve has that port"},
+		{[]string{"backend"}, "10.2.0.2:7946", "weir serve uses that port"},
 		{[]string{"filter"}, "0.0.0.0:7946", ""},
 	} {
 		c, err := (&file{path: path, only: x.only, listen: x.listen}).load()

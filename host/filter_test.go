@@ -85,7 +85,7 @@ func TestFilterBesideServices(t *testing.T) {
 	if s, _ := Part[state.State](st, spec.Name); len(s.Services) != 1 {
 		t.Errorf("filter removed: services %+v", s)
 	}
-	if err := w.Remove(t.Context(), "garde", true); err == nil || !strings.Contains(err.Error(), "there is steer, guard, filter, keeper, reroute, lb, backend") {
+	if err := w.Remove(t.Context(), "garde", true); err == nil || !strings.Contains(err.Error(), "want one of steer, guard, filter, keeper, reroute, lb, backend") {
 		t.Errorf("a feature that there is not: %v", err)
 	}
 	if f, _ := (filter.Feature{}).Spec(both.Document()); len(f.Filters) != 1 {
@@ -125,7 +125,7 @@ func TestExplainGoesThePacketsWay(t *testing.T) {
 		result           string
 		pid              int
 	}{
-		{"127.0.0.5:99", "127.0.0.1:4739", "", []string{"arrival by lo, where the route back", "filter guarded nftables table inet weir_guarded, prerouting, priority 0: the default passes it",
+		{"127.0.0.5:99", "127.0.0.1:4739", "", []string{"arrival by lo, the interface of the route back", "filter guarded nftables table inet weir_guarded, prerouting, priority 0: the default passes it",
 			"connected sockets none", "guard of service telemetry limit 20kpps, at its sockets, 0 % of its burst used; at this moment a packet from 127.0.0.5 passes"}, "slot 0", pid},
 		{"127.0.0.6:99", "127.0.0.1:4739", "lo", []string{"arrival by lo", "rule 1 (others) drops it"}, "dropped: rule 1 (others) of filter guarded", 0},
 		{"192.0.2.1:99", "127.0.0.1:4739", "", []string{"arrival no route leads back to 192.0.2.1"}, "slot 0", pid},

@@ -118,7 +118,7 @@ func (w *follower) attempt(ctx context.Context) {
 		return
 	}
 	if w.superseded(featureNames(featuresOnly(w.only))) {
-		w.log.Info("another file was applied, this one is not tried again", "file", w.path)
+		w.log.Info("another file was applied, retries end", "file", w.path)
 		w.due = false
 		w.noteAttempt(nil, w.log)
 		return

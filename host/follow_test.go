@@ -110,7 +110,7 @@ func (r reborn) healthy() error {
 
 // waits returns an error unless /healthz reports a reload waiting for the namespace.
 func (r reborn) waits() error {
-	if err := r.healthy(); err == nil || !strings.Contains(err.Error(), "reborn") || strings.Contains(err.Error(), "gone with") {
+	if err := r.healthy(); err == nil || !strings.Contains(err.Error(), "reborn") || strings.Contains(err.Error(), "lost with") {
 		return fmt.Errorf("the namespace is away, and /healthz says %v", err)
 	}
 	return nil
@@ -185,7 +185,7 @@ func (r reborn) wrong() {
 		r.w.t.Fatal(err)
 	}
 	r.reload <- struct{}{}
-	nstest.Until(r.w.t, "weir serve refuses the file", func() bool { return r.log.Has("everything stays as it was") })
+	nstest.Until(r.w.t, "weir serve refuses the file", func() bool { return r.log.Has("nothing changed") })
 }
 
 // A wrong file at a reload does not end the retries of the initial file: no other is in force.
@@ -239,7 +239,7 @@ func TestRefusedAttemptIsNotTriedAgain(t *testing.T) {
 	r.reload <- struct{}{}
 	nstest.Eventually(t, r.waits)
 	r.create()
-	nstest.Until(t, "weir serve refuses the outage", func() bool { return r.log.Has("takes traffic away") })
+	nstest.Until(t, "weir serve refuses the outage", func() bool { return r.log.Has("take served traffic") })
 	end()
 	nstest.Steadily(t, retryEvery+2*time.Second, func() error {
 		for _, v := range r.w.state().Services {
@@ -249,7 +249,7 @@ func TestRefusedAttemptIsNotTriedAgain(t *testing.T) {
 		}
 		return nil
 	})
-	if err := r.healthy(); err == nil || !strings.Contains(err.Error(), "takes traffic away") {
+	if err := r.healthy(); err == nil || !strings.Contains(err.Error(), "take served traffic") {
 		t.Errorf("the change was refused, and /healthz says %v", err)
 	}
 }
@@ -261,7 +261,7 @@ func TestInstancesComeBackWithTheirNetns(t *testing.T) {
 	checkMetrics(t, page, `weir_config_info{hash="[0-9a-f]*"} 1`, `weir_config_last_apply_success 1`)
 	r.remove()
 	nstest.Eventually(t, func() error {
-		if err := r.healthy(); err == nil || !strings.Contains(err.Error(), "filter elsewhere: gone with the network namespace: ") {
+		if err := r.healthy(); err == nil || !strings.Contains(err.Error(), "filter elsewhere: lost with the network namespace: ") {
 			return fmt.Errorf("the namespace is away, and %w", err)
 		}
 		return nil

@@ -44,7 +44,7 @@ func (h *Host) check(ctx context.Context, c *kernel.Checker) ([]kernel.Fault, er
 func remedied(faults []kernel.Fault) []kernel.Fault {
 	for i, f := range faults {
 		if byAgent(f.Feature) && f.Damage() {
-			faults[i].Remedy += "; should it not, restart weir serve"
+			faults[i].Remedy += "; if it does not, restart weir serve"
 		}
 	}
 	return faults
@@ -96,7 +96,7 @@ func (h *Host) sweep(ctx context.Context, log *slog.Logger) {
 	}
 	defer l.Unlock()
 	if err := recoverAll(l, nil); err != nil {
-		log.Warn("pins cannot be completed", "err", err)
+		log.Warn("recovery failed", "err", err)
 	}
 	for _, i := range gone {
 		log.Info(i.Feature+" removed: its network namespace is gone", i.Feature, strings.TrimPrefix(i.Name, "@"), "netns", i.Scope)
@@ -114,7 +114,7 @@ func tellFaults(log *slog.Logger, faults []kernel.Fault, told map[string]kernel.
 		told[key] = f
 		msg := "pinned state is damaged"
 		if !f.Damage() {
-			msg = "another program decides at weir's hook"
+			msg = "foreign program runs at weir's hook"
 		}
 		args := []any{"object", f.Who(), "kind", f.Kind, "reason", printable.OneLine(f.Text)}
 		if f.Remedy != "" {
@@ -125,7 +125,7 @@ func tellFaults(log *slog.Logger, faults []kernel.Fault, told map[string]kernel.
 	for key, f := range told {
 		if !now[key] {
 			delete(told, key)
-			log.Info("a fault is gone", "object", f.Who(), "kind", f.Kind, "reason", printable.OneLine(f.Text))
+			log.Info("fault resolved", "object", f.Who(), "kind", f.Kind, "reason", printable.OneLine(f.Text))
 		}
 	}
 }
@@ -134,13 +134,13 @@ func tellFaults(log *slog.Logger, faults []kernel.Fault, told map[string]kernel.
 type healthCollector struct{ health }
 
 var (
-	healthyDesc = prometheus.NewDesc("weir_healthy", "Whether everything that the file declares is in force, as /healthz says.", nil, nil)
-	faultDesc   = prometheus.NewDesc("weir_faults", "Faults of an instance by kind: root, pins, detached, program are damage; ahead is another program at weir's hook.",
+	healthyDesc = prometheus.NewDesc("weir_healthy", "Whether everything declared in the file is in force, as in /healthz.", nil, nil)
+	faultDesc   = prometheus.NewDesc("weir_faults", "Faults of an instance by kind: root, pins, detached, program are damage; ahead is a foreign program at weir's hook.",
 		[]string{"feature", "object", "kind"}, nil)
-	configDesc      = prometheus.NewDesc("weir_config_info", "The configuration in force, by the SHA-256 of its file. Absent where none was applied since the boot, or something of it went with its network namespace.", []string{"hash"}, nil)
+	configDesc      = prometheus.NewDesc("weir_config_info", "The configuration in force, by the SHA-256 of its file. Absent if none was applied since boot, or if an instance was lost with its network namespace.", []string{"hash"}, nil)
 	applyTimeDesc   = prometheus.NewDesc("weir_config_last_apply_timestamp_seconds", "Time of the last apply, successful or not.", nil, nil)
-	applyOKDesc     = prometheus.NewDesc("weir_config_last_apply_success", "Whether the last apply made the host match its file, and nothing of it went with its network namespace since.", nil, nil)
-	unconfirmedDesc = prometheus.NewDesc("weir_unconfirmed_left_seconds", "Time until the change that waits for weir confirm is taken back; negative: nobody has taken it back. Absent where none waits.", nil, nil)
+	applyOKDesc     = prometheus.NewDesc("weir_config_last_apply_success", "Whether the last apply made the host match its file, and no instance was lost with its network namespace since.", nil, nil)
+	unconfirmedDesc = prometheus.NewDesc("weir_unconfirmed_left_seconds", "Time until an unconfirmed change is rolled back; negative: the rollback is overdue. Absent without such a change.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
@@ -225,12 +225,12 @@ func recoverInstance(l *kernel.WriteLock, i kernel.Instance) (note string, err e
 		return "", err // its agent attaches it
 	}
 	if slices.ContainsFunc(lacks, func(pin string) bool { return strings.HasPrefix(pin, "map_") }) {
-		return "made anew", l.Remove(i)
+		return "recreated", l.Remove(i)
 	}
 	for _, pin := range lacks { // the plan or recovery adds missing attachments
 		if err := l.RemoveLink(i, strings.TrimPrefix(pin, "link_")); err != nil {
 			return "", err
 		}
 	}
-	return "attached anew", nil
+	return "attached again", nil
 }

@@ -361,7 +361,7 @@ func TestServeTellsOfDamage(t *testing.T) {
 		t.Errorf("read-only: apply: %v; faults %q", err, d)
 	}
 	w.apply(w.config(damagedService, pid))
-	nstest.Until(t, "the log tells of the end", func() bool { return s.log.Find(regexp.MustCompile("a fault is gone")) != nil })
+	nstest.Until(t, "the log tells of the end", func() bool { return s.log.Find(regexp.MustCompile("fault resolved")) != nil })
 }
 
 const damagedService = `

@@ -79,7 +79,7 @@ func (w *follower) restore(ctx context.Context, lost []instanceName) error {
 	text := strings.Join(names, ", ")
 	only := slices.Sorted(maps.Keys(features))
 	if w.superseded(only) && !w.adopt(only) {
-		w.log.Info("not applied again: another file was applied, or they were removed", "lost", text)
+		w.log.Info("lost instances not applied again: replaced by another file, or removed", "lost", text)
 		return nil
 	}
 	c := *w.spec
@@ -89,11 +89,11 @@ func (w *follower) restore(ctx context.Context, lost []instanceName) error {
 		_, err = w.host.Plan(ctx, &c) // without the lock, because commands wait for it and the namespace may stay away
 	}
 	if err == nil {
-		w.log.Info("applying again what went with its network namespace", "lost", text)
+		w.log.Info("applying lost instances again", "lost", text)
 		_, err = w.apply(ctx, w.host, &c, w.log)
 	}
 	if err != nil {
-		return fmt.Errorf("%s: gone with the network namespace: %w", text, err)
+		return fmt.Errorf("%s: lost with the network namespace: %w", text, err)
 	}
 	return nil
 }
@@ -135,7 +135,7 @@ func (w *follower) located(ctx context.Context, names []string) error {
 		}
 		ns.Close()
 		if !certain {
-			return fmt.Errorf("services.%s: no member runs: start one, its namespace is the service's", name)
+			return fmt.Errorf("services.%s: no member runs: start one to determine the network namespace", name)
 		}
 	}
 	return nil

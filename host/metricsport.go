@@ -50,7 +50,7 @@ func (p *metricsPort) serve(ctx context.Context, public http.Handler) error {
 			p.log.Info("serving /metrics and /healthz", "address", l.Addr().String())
 			return accept.HTTP(ctx, l, public, accept.Options{Name: "metrics", Write: scrapeTime, Log: p.log})
 		case !errors.Is(err, syscall.EADDRINUSE) && !errors.Is(err, syscall.EADDRNOTAVAIL):
-			return fmt.Errorf("serving metrics: %w", err)
+			return fmt.Errorf("serve metrics: %w", err)
 		}
 		p.note(fmt.Errorf("cannot serve metrics: %w", err))
 		select {
@@ -66,6 +66,6 @@ func (p *metricsPort) note(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.err = err; err != nil {
-		p.log.Warn("metrics not served, trying again", "address", p.address, "err", err, "every", metricsEvery)
+		p.log.Warn("metrics not served, retrying", "address", p.address, "err", err, "interval", metricsEvery)
 	}
 }

@@ -14,7 +14,7 @@ import (
 func CheckOnly(names []string) error {
 	for _, n := range names {
 		if !slices.Contains(Features(), n) {
-			return fmt.Errorf("no feature %q: there is %s", n, strings.Join(Features(), ", "))
+			return fmt.Errorf("no feature %q: want one of %s", n, strings.Join(Features(), ", "))
 		}
 	}
 	return nil

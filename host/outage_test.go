@@ -111,7 +111,7 @@ func TestServeRefusesOutages(t *testing.T) {
 	before := w.state().Services[1].Listen
 	write(strings.Replace(twoServices, "tcp 0.0.0.0:4739", "tcp 0.0.0.0:4739, udp 0.0.0.0:4740", 1))
 	serve(func(log string) bool {
-		return strings.Contains(log, "file not applied yet, trying again") && strings.Contains(log, "slot 0 of service telemetry would be emptied")
+		return strings.Contains(log, "file not applied yet, retrying") && strings.Contains(log, "slot 0 of service telemetry would be emptied")
 	})
 	if v := w.state().Services[1]; !slices.Equal(v.Listen, before) || !v.Slots[0].Admitted() {
 		t.Errorf("a file with an outage was applied: %+v", v)

@@ -256,7 +256,7 @@ func TestPassingFailures(t *testing.T) {
 		t.Errorf("it passes: /healthz: %d %s after %d looks", code, body, looks)
 	}
 	lasts = true
-	if code, body := s.page("/healthz"); code != 503 || body != "skeleton web: it is not attached everywhere: run weir serve, or weir apply: both attach it\n" {
+	if code, body := s.page("/healthz"); code != 503 || body != "skeleton web: not attached everywhere: run weir serve, or weir apply: both attach it\n" {
 		t.Errorf("it lasts: /healthz: %d %s", code, body)
 	}
 	if steps := s.plan(c); !slices.Equal(steps, []string{"attach skeleton web"}) {

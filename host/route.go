@@ -49,9 +49,9 @@ func route(ns *netns.Handle, p feature.Packet, taken bool) (d delivery, why feat
 		return deliverOne, why, "", nil
 	case unix.RTN_BROADCAST, unix.RTN_MULTICAST:
 		kind := map[bool]string{true: "a broadcast", false: "a multicast"}[r.Type == unix.RTN_BROADCAST]
-		why.Text, why.Warning = fmt.Sprintf("%s is %s address: every socket bound to it gets the packet, and no program is asked", to, kind), true
+		why.Text, why.Warning = fmt.Sprintf("%s is %s address: every socket bound to it gets the packet, without a lookup program", to, kind), true
 		if p.Proto == "tcp" {
-			return deliverNone, why, fmt.Sprintf("dropped: TCP takes no connections to %s address", kind), nil
+			return deliverNone, why, fmt.Sprintf("dropped: TCP accepts no connections to %s address", kind), nil
 		}
 		return deliverEvery, why, "", nil
 	case unix.RTN_UNICAST:
@@ -146,11 +146,11 @@ func refused(p feature.Packet, err error, taken bool) string {
 	case errors.Is(err, unix.EXDEV):
 		return fmt.Sprintf("reverse path filter: the route to %s does not lead through %s: see net.ipv4.conf.%s.rp_filter", p.From.Addr(), p.Interface, p.Interface)
 	case errors.Is(err, unix.EINVAL) && to.IsMulticast():
-		return fmt.Sprintf("nothing on this host has joined the group %s at %s", to, p.Interface)
+		return fmt.Sprintf("no socket on this host has joined the group %s at %s", to, p.Interface)
 	case errors.Is(err, unix.EINVAL):
-		return fmt.Sprintf("the kernel takes a packet from %s at %s for a martian: its reverse path filter finds no route back, or a route drops packets to %s", p.From.Addr(), p.Interface, to)
+		return fmt.Sprintf("the kernel treats a packet from %s at %s as martian: its reverse path filter finds no route back, or a route drops packets to %s", p.From.Addr(), p.Interface, to)
 	case taken && errors.Is(err, unix.EHOSTUNREACH):
-		return fmt.Sprintf("%s is not local, and the kernel does not forward what comes by %s: see net.ipv4.conf.%s.forwarding, and ip route get %s", to, p.Interface, p.Interface, to)
+		return fmt.Sprintf("%s is not local, and the kernel does not forward packets from %s: see net.ipv4.conf.%s.forwarding, and ip route get %s", to, p.Interface, p.Interface, to)
 	case errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ENETUNREACH):
 		return fmt.Sprintf("%s is not local, and there is no route to it. To deliver it to sockets: ip route add local %s dev lo", to, to)
 	case errors.Is(err, unix.EACCES):

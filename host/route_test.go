@@ -70,9 +70,9 @@ func TestExplainFollowsTheRoute(t *testing.T) {
 		{"udp", "10.1.0.2:5000", "10.1.0.255:4739", "every socket bound to it: process", false},
 		{"udp", "10.1.0.2:5000", "255.255.255.255:4739", "every socket bound to it: process", false},
 		{"udp", "10.1.0.2:5000", "10.1.0.255:4740", "dropped: no socket is bound to it", false},
-		{"tcp", "10.1.0.2:5000", "10.1.0.255:4739", "TCP takes no connections to a broadcast address", false},
+		{"tcp", "10.1.0.2:5000", "10.1.0.255:4739", "TCP accepts no connections to a broadcast address", false},
 		{"udp", "10.1.0.2:5000", "239.1.1.1:4741", "every socket bound to it: process", false},
-		{"udp", "10.1.0.2:5000", "239.9.9.9:4739", "nothing on this host has joined the group", false},
+		{"udp", "10.1.0.2:5000", "239.9.9.9:4739", "no socket on this host has joined the group", false},
 		{"udp", "198.51.100.1:5000", "10.1.0.1:4739", "reverse path filter", false},
 		{"udp", "[fd00:1::2]:5000", "[fd00:1::1]:53", "rejected", false},
 		{"udp", "[fd00:1::2]:5000", "[fd00:2::1]:4739", "not delivered", false},
@@ -301,7 +301,7 @@ func TestExplainLoadBalancer(t *testing.T) {
 	check("10.3.0.2:1000", "192.0.2.1:80", "", "result: dropped: load balancer test has no service at tcp 192.0.2.1:80\n")
 	check("192.0.2.1:1791", "10.4.0.2:1000", "b0", "result: forwarded to the client, 10.4.0.2:1000\n", "an answer of service number 0")
 	forwarding(t, "0")
-	check("10.4.0.2:1000", "192.0.2.1:1791", "", "result: not delivered: 192.0.2.1 is not local, and the kernel does not forward what comes by b1")
+	check("10.4.0.2:1000", "192.0.2.1:1791", "", "result: not delivered: 192.0.2.1 is not local, and the kernel does not forward packets from b1")
 	check("10.3.0.2:1000", "192.0.2.1:1791", "", "result: backend number 1, by b0\n")
 }
 
@@ -324,7 +324,7 @@ func TestExplainArrivalByRule(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { netlink.RuleDel(r); netlink.AddrDel(lo, own) })
-	if text := w.explained("udp", "203.0.113.5:9", "10.6.0.1:7", ""); !strings.Contains(text, "arrival: by g0, where the route back to 203.0.113.5 leads") {
+	if text := w.explained("udp", "203.0.113.5:9", "10.6.0.1:7", ""); !strings.Contains(text, "arrival: by g0, the interface of the route back to 203.0.113.5") {
 		t.Error(text)
 	}
 }

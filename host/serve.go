@@ -73,7 +73,7 @@ func (h *Host) serve(ctx context.Context, o ServeOptions) error {
 		release, other := h.Root.ClaimServing()
 		defer release()
 		if other != "" {
-			o.Log.Warn("another weir serve works on the same pins: stop one of them", "other", other, "root", h.Root.Path())
+			o.Log.Warn("another weir serve uses the same pins, stop one of them", "other", other, "root", h.Root.Path())
 		}
 	}
 	g, ctx := errgroup.WithContext(ctx)

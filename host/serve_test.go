@@ -238,7 +238,7 @@ func TestServeSocket(t *testing.T) {
 		t.Errorf("a second one on the socket: %v", err)
 	}
 	err = w.Serve(t.Context(), ServeOptions{Listen: "127.0.0.1:99999", Log: slog.New(slog.DiscardHandler)})
-	if err == nil || !strings.HasPrefix(err.Error(), "serving metrics: ") {
+	if err == nil || !strings.HasPrefix(err.Error(), "serve metrics: ") {
 		t.Errorf("an address that is none: %v", err)
 	}
 }

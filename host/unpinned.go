@@ -37,7 +37,7 @@ func (h *Host) able() error {
 		return err
 	}
 	if !mayPin() {
-		return fmt.Errorf("loading programs without CAP_BPF (before Linux 5.8 CAP_SYS_ADMIN): %w: run as root", os.ErrPermission)
+		return fmt.Errorf("load programs without CAP_BPF (before Linux 5.8 CAP_SYS_ADMIN): %w: run as root", os.ErrPermission)
 	}
 	return nil
 }

@@ -38,7 +38,7 @@ func TestApplyWarnsWithoutRecords(t *testing.T) {
 		if err := w.Apply(t.Context(), c, func(Done) {}); err != nil {
 			t.Fatal(err)
 		}
-		if all := strings.Join(warnings, "\n"); !strings.Contains(all, "damage to what is applied will not be noticed") || !strings.Contains(all, "no space left") {
+		if all := strings.Join(warnings, "\n"); !strings.Contains(all, "damage will go unnoticed") || !strings.Contains(all, "no space left") {
 			t.Errorf("%s apply: warnings %q", what, warnings)
 		}
 	}

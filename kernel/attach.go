@@ -39,7 +39,7 @@ func (a NetnsLookup) String() string { return fmt.Sprintf("sk_lookup of net:[%d]
 func (a NetnsLookup) Attach(prog *ebpf.Program) (Link, error) {
 	l, err := link.AttachNetNs(a.FD, prog)
 	if err != nil {
-		return nil, fmt.Errorf("attaching to %s: %w", a, err)
+		return nil, fmt.Errorf("attach to %s: %w", a, err)
 	}
 	return l, nil
 }
@@ -65,7 +65,7 @@ func (a RawTracepoint) String() string { return "tracepoint " + a.Name }
 func (a RawTracepoint) Attach(prog *ebpf.Program) (Link, error) {
 	l, err := link.AttachRawTracepoint(link.RawTracepointOptions{Name: a.Name, Program: prog})
 	if err != nil {
-		return nil, fmt.Errorf("attaching to %s: %w", a, err)
+		return nil, fmt.Errorf("attach to %s: %w", a, err)
 	}
 	return l, nil
 }
@@ -94,7 +94,7 @@ func (a Cgroup) String() string {
 func (a Cgroup) Attach(prog *ebpf.Program) (Link, error) {
 	l, err := link.AttachCgroup(link.CgroupOptions{Path: a.Path, Attach: a.Hook, Program: prog})
 	if err != nil {
-		return nil, fmt.Errorf("attaching to %s: %w", a, err)
+		return nil, fmt.Errorf("attach to %s: %w", a, err)
 	}
 	return l, nil
 }

@@ -86,7 +86,7 @@ func TestRawTracepoint(t *testing.T) {
 		t.Error("closed and still attached")
 	}
 	none := RawTracepoint{Name: "no_such_tracepoint"}
-	if _, err := none.Attach(p); err == nil || !strings.Contains(err.Error(), "attaching to tracepoint no_such_tracepoint") {
+	if _, err := none.Attach(p); err == nil || !strings.Contains(err.Error(), "attach to tracepoint no_such_tracepoint") {
 		t.Errorf("attached to a tracepoint that is not: %v", err)
 	}
 }

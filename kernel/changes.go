@@ -25,7 +25,7 @@ type Changes struct {
 func (r *Root) Changes() (*Changes, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
-		return nil, fmt.Errorf("inotify: %w: see fs.inotify.max_user_instances", err)
+		return nil, fmt.Errorf("inotify: %w: raise fs.inotify.max_user_instances", err)
 	}
 	heard := make(chan struct{}, 1)
 	c := &Changes{C: heard, file: os.NewFile(uintptr(fd), "inotify"), path: filepath.Join(r.path, lockDir)}
@@ -52,7 +52,7 @@ func (c *Changes) Renew() error {
 		return err
 	}
 	if added != nil && !errors.Is(added, unix.ENOENT) {
-		return fmt.Errorf("inotify: watching %s: %w", c.path, added)
+		return fmt.Errorf("watch %s with inotify: %w", c.path, added)
 	}
 	return nil
 }

@@ -36,7 +36,7 @@ type TCX struct {
 
 // TCXLink is the need of [TCX].
 var TCXLink = Need{Name: "tcx links", Since: "6.6", Optional: true,
-	For:    "filters of a device's packets that a link holds; without them tc filters (clsact) do it",
+	For:    "filters of a device's packets with links; without them weir uses tc filters (clsact)",
 	Remedy: "use a newer kernel", Probe: probeTCX}
 
 func (a TCX) String() string { return a.Kind() + " of " + a.Device }
@@ -60,7 +60,7 @@ func (a TCX) hook() ebpf.AttachType {
 func (a TCX) Attach(prog *ebpf.Program) (Link, error) {
 	l, err := a.attach(prog)
 	if err != nil {
-		return nil, fmt.Errorf("attaching to %s: %w", a, err)
+		return nil, fmt.Errorf("attach to %s: %w", a, err)
 	}
 	return l, nil
 }
@@ -86,7 +86,7 @@ func (a TCX) Around(l Link) (before, behind []string, err error) {
 	}
 	all, err := link.QueryPrograms(link.QueryOptions{Target: a.Ifindex, Attach: a.hook()})
 	if err != nil {
-		return nil, nil, fmt.Errorf("asking for the programs at %s: %w", a, err)
+		return nil, nil, fmt.Errorf("list programs at %s: %w", a, err)
 	}
 	at := slices.IndexFunc(all.Programs, func(p link.AttachedProgram) bool { id, ok := p.LinkID(); return ok && id == info.ID })
 	if at < 0 {
@@ -116,7 +116,7 @@ func (a TCX) Anchored(own uint32) error {
 	}
 	all, _, err := hookorder.List(a.query(), own)
 	if err != nil {
-		return fmt.Errorf("asking for the programs at %s: %w", a, err)
+		return fmt.Errorf("list programs at %s: %w", a, err)
 	}
 	_, err = a.Order.Among(all, a)
 	return err
@@ -236,12 +236,12 @@ func (a XDP) Attach(prog *ebpf.Program) (Link, error) {
 		return l, nil
 	case errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST):
 		_, occupant := a.Occupant()
-		return nil, fmt.Errorf("attaching to %s: %w: %s; XDP has room for one: use hook: tcx for a filter, leave interfaces out of a guard, or end the program that put it there (where it was left behind: ip link set dev %s xdp off, xdp-loader unload %[4]s --all; bpftool net list shows all)",
+		return nil, fmt.Errorf("attach to %s: %w: %s; XDP has room for one program: use hook: tcx for a filter, leave interfaces out of a guard, or stop that program's owner (if it is a leftover: ip link set dev %s xdp off, xdp-loader unload %[4]s --all; bpftool net list shows all)",
 			a, ErrOccupied, occupant, a.Device)
 	case errors.Is(err, unix.EOPNOTSUPP) && !a.Generic:
-		return nil, fmt.Errorf("attaching to %s: %w: its driver has no XDP: use hook: xdp-generic or tcx", a, ErrUnsupported)
+		return nil, fmt.Errorf("attach to %s: %w: its driver has no XDP: use hook: xdp-generic or tcx", a, ErrUnsupported)
 	}
-	return nil, fmt.Errorf("attaching to %s: %w (a driver may refuse XDP with a large MTU or with LRO: hook: xdp-generic or tcx works there)", a, err)
+	return nil, fmt.Errorf("attach to %s: %w (a driver may refuse XDP with a large MTU or with LRO: hook: xdp-generic or tcx works there)", a, err)
 }
 
 // patiently retries an attachment to an occupied hook for 500 ms. The kernel releases unpinned links, and links of a
@@ -262,7 +262,7 @@ func patiently(attach func() (Link, error)) (l Link, err error) {
 func (a XDP) Occupant() (program uint32, about string) {
 	l, err := netlink.LinkByIndex(a.Ifindex)
 	if err != nil || l.Attrs().Xdp == nil || !l.Attrs().Xdp.Attached {
-		return 0, "a program that has gone meanwhile"
+		return 0, "a program already removed"
 	}
 	x := l.Attrs().Xdp
 	mode := map[uint32]string{xdpAttachedDriver: "native", xdpAttachedGeneric: "generic", xdpAttachedHardware: "offloaded"}[x.AttachMode]

@@ -79,7 +79,7 @@ func (c *Checker) filters(i Instance, rec record) (out []Fault) {
 	}
 	_ = ns.Do(func() error { // skip hooks unreadable for this user
 		for _, f := range c.root.stillLost(i, rec.Filters) {
-			lost := fault(i, FaultDetached, "the filter %s is gone from %s", f.Name, f.location())
+			lost := fault(i, FaultDetached, "filter %s is missing from %s", f.Name, f.location())
 			lost.Device = deviceName(uint64(f.Ifindex))
 			out = append(out, lost)
 		}
@@ -130,7 +130,7 @@ func (c *Checker) aheadOfFilters() (out []Fault) {
 				}
 				told[p.instance.Scope+text] = true
 				f := fault(p.instance, FaultAhead, "%s", text)
-				f.Remedy, f.Device = "tc filter show, bpftool link show and bpftool net show say who attached it", deviceName(uint64(p.at.Ifindex))
+				f.Remedy, f.Device = "find its owner with tc filter show, bpftool link show and bpftool net show", deviceName(uint64(p.at.Ifindex))
 				out = append(out, f)
 			}
 			return nil
@@ -159,7 +159,7 @@ func (t Clsact) ahead(ns *netns.Handle, ours map[uint32]bool) (out []string) {
 		if isBPF {
 			what = fmt.Sprintf("%q", b.Name)
 		}
-		out = append(out, fmt.Sprintf("a filter %s of priority %d is at %s, before weir's: packets that it drops or redirects never reach weir", what, a.Priority, t.location()))
+		out = append(out, fmt.Sprintf("filter %s of priority %d runs at %s before weir's: packets it drops or redirects never reach weir", what, a.Priority, t.location()))
 	}
 	hook := ebpf.AttachTCXIngress
 	if t.Egress {

@@ -283,7 +283,7 @@ func (c *Checker) link(i Instance, dir os.FileInfo, rec record, name string) (f 
 		}
 	})
 	if !bad && !c.owns(i, dir, info) {
-		f, bad = fault(i, FaultProgram, "%s%s runs program %d %q, which is none of the instance's", linkPrefix, name, info.Program, programName(uint32(info.Program))), true
+		f, bad = fault(i, FaultProgram, "%s%s runs foreign program %d %q", linkPrefix, name, info.Program, programName(uint32(info.Program))), true
 	}
 	return f, bad
 }
@@ -395,7 +395,7 @@ func (c *Checker) ahead() (out []Fault) {
 				}
 				told[ln.instance.Scope+text] = true
 				f := fault(ln.instance, FaultAhead, "%s", text)
-				f.Remedy = "bpftool link show, bpftool net show and bpftool cgroup tree say who attached it"
+				f.Remedy = "find its owner with bpftool link show, bpftool net show and bpftool cgroup tree"
 				if ln.target.Kind == targetTCX {
 					f.Device = deviceName(ln.target.Where)
 				}

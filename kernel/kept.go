@@ -36,7 +36,7 @@ func (l *WriteLock) Keep(name string, text []byte) error {
 		err = l.writeFile(l.keptPath(name), text)
 	}
 	if err != nil {
-		return fmt.Errorf("keeping the %s in %s: %w", name, dir, err)
+		return fmt.Errorf("keep the %s in %s: %w", name, dir, err)
 	}
 	return nil
 }

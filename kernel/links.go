@@ -25,7 +25,7 @@ func (l *WriteLock) AddLink(i Instance, name string, ln Link) error {
 func (l *WriteLock) addLink(i Instance, name string, ln Link) error {
 	path := filepath.Join(l.dirPath(i), linkPrefix+name)
 	if err := ln.Pin(path); err != nil {
-		return fmt.Errorf("pinning link %s of %s: %w", name, i, err)
+		return fmt.Errorf("pin link %s of %s: %w", name, i, err)
 	}
 	Step("link:pinned")
 	return setRights(path, false, l.gid())
@@ -43,7 +43,7 @@ func (l *WriteLock) RemoveLink(i Instance, name string) error {
 	}
 	err := os.Remove(path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("removing link %s of %s: %w", name, i, err)
+		return fmt.Errorf("remove link %s of %s: %w", name, i, err)
 	}
 	Step("link:removed")
 	return nil
@@ -97,7 +97,7 @@ func MoveLink(ln Link, p *ebpf.Program) error { return replaceProgram(ln, p) }
 func LinkFD(ln Link) (int, error) {
 	f, ok := ln.(interface{ FD() int })
 	if !ok {
-		return -1, fmt.Errorf("a link of type %T tells no descriptor", ln)
+		return -1, fmt.Errorf("link of type %T has no descriptor", ln)
 	}
 	return f.FD(), nil
 }
@@ -107,11 +107,11 @@ func LinkFrom(f *os.File) (Link, error) {
 	defer f.Close()
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("a link that was kept: %w", err)
+		return nil, fmt.Errorf("open kept link: %w", err)
 	}
 	ln, err := link.NewFromFD(fd)
 	if err != nil {
-		return nil, fmt.Errorf("a link that was kept: %w", err)
+		return nil, fmt.Errorf("open kept link: %w", err)
 	}
 	return ln, nil
 }
@@ -129,7 +129,7 @@ func (l *WriteLock) WithPinned(i Instance, p *ebpf.Program, f func(path string) 
 	}
 	defer c.Close()
 	if err := c.Pin(path); err != nil {
-		return fmt.Errorf("pinning the program of %s: %w", i, err)
+		return fmt.Errorf("pin the program of %s: %w", i, err)
 	}
 	defer os.Remove(path)
 	Step("program:pinned")

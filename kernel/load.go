@@ -59,7 +59,7 @@ func Load(spec *ebpf.CollectionSpec, programs []string, share map[string]*ebpf.M
 	}
 	c, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replace})
 	if err != nil {
-		return nil, explainLoad("loading "+strings.Join(programs, ", "), err)
+		return nil, explainLoad("load "+strings.Join(programs, ", "), err)
 	}
 	return c, nil
 }
@@ -75,7 +75,7 @@ func explainLoad(what string, err error) error {
 	case scarce(err) != "": // also as the cause of a verifier error
 		return fmt.Errorf("%s: %w: %s", what, err, scarce(err))
 	case errors.As(err, &ve):
-		return fmt.Errorf("%s: the kernel's verifier refused it: %w (weir doctor tells what this kernel can do)", what, err)
+		return fmt.Errorf("%s: rejected by the kernel's verifier: %w (weir doctor shows what this kernel supports)", what, err)
 	case errors.Is(err, os.ErrPermission):
 		return fmt.Errorf("%s: %w: %s", what, err, rightsLacking())
 	}
@@ -101,7 +101,7 @@ func rightsLacking() string {
 	case len(lacks) > 0:
 		return fmt.Sprintf("this process is root and lacks %s: add them to the container (--cap-add) or the unit (CapabilityBoundingSet=, AmbientCapabilities=)", strings.Join(lacks, ", "))
 	}
-	return "it has CAP_BPF: a security module, seccomp or a user namespace refuses; see the kernel's log"
+	return "it has CAP_BPF: a security module, seccomp or a user namespace denies it; see the kernel log"
 }
 
 // missingCapabilities returns the ineffective capabilities. CAP_SYS_ADMIN includes CAP_BPF and CAP_PERFMON.

@@ -98,7 +98,7 @@ func mapID(t *testing.T, m *ebpf.Map) ebpf.MapID {
 func TestLoadErrors(t *testing.T) {
 	nstest.NeedRoot(t)
 	for program, want := range map[string]string{
-		"bad":    "loading bad: the kernel's verifier refused it",
+		"bad":    "load bad: rejected by the kernel's verifier",
 		"absent": "no program absent in the object",
 	} {
 		c, err := Load(twoPrograms(), []string{program}, nil)

@@ -43,7 +43,7 @@ func (r *Root) Lock(ctx context.Context) (*WriteLock, error) {
 		if l != nil {
 			if err := errors.Join(l.recover(), l.sweep()); err != nil {
 				l.Unlock()
-				return nil, fmt.Errorf("recovering %s: %w", r.path, err)
+				return nil, fmt.Errorf("recover %s: %w", r.path, err)
 			}
 			l.noteMissing()
 			l.counted = true
@@ -125,7 +125,7 @@ func (l *WriteLock) close() {
 // private to the owner. The kernel opens a link only for writing, and a writer may detach it.
 func (l *WriteLock) SetGroup(gid int) error {
 	if err := os.Chown(l.path, -1, gid); err != nil {
-		return fmt.Errorf("giving %s to group %d: %w", l.path, gid, err)
+		return fmt.Errorf("give %s to group %d: %w", l.path, gid, err)
 	}
 	give := func(path string, d fs.DirEntry, err error) error {
 		if err != nil {

@@ -247,7 +247,7 @@ func TestRootMustBeOnBPFFS(t *testing.T) {
 			t.Errorf("%s: %v, %v; want ErrNotBPFFS and a better path", path, l, err)
 			continue
 		}
-		if _, told, _ := strings.Cut(err.Error(), "make a file system there: "); remedy == "" && strings.Contains(err.Error(), "mount") ||
+		if _, told, _ := strings.Cut(err.Error(), "create a file system there: "); remedy == "" && strings.Contains(err.Error(), "mount") ||
 			remedy != "" && told != fmt.Sprintf(remedy, path) {
 			t.Errorf("%s: %v; want the remedy %q", path, err, remedy)
 		}
@@ -274,8 +274,8 @@ func TestRootMustBeOnBPFFS(t *testing.T) {
 func TestRootWithDots(t *testing.T) {
 	nstest.NeedRoot(t)
 	for path, want := range map[string]string{
-		DefaultRoot + ".d":                    `no names with dots: take another than "weir.d", like "weir-d"`,
-		filepath.Join("/sys/fs/bpf/a.b", "c"): `no names with dots: take another than "a.b", like "a-b"`,
+		DefaultRoot + ".d":                    `rejects names with dots: rename "weir.d", for example to "weir-d"`,
+		filepath.Join("/sys/fs/bpf/a.b", "c"): `rejects names with dots: rename "a.b", for example to "a-b"`,
 	} {
 		r := OpenRoot(path)
 		if l, err := r.Lock(t.Context()); err == nil || !strings.Contains(err.Error(), want) {

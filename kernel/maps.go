@@ -18,12 +18,12 @@ import (
 func Iterate(prog *ebpf.Program) ([]byte, error) {
 	it, err := link.AttachIter(link.IterOptions{Program: prog})
 	if err != nil {
-		return nil, fmt.Errorf("making an iterator: %w", err)
+		return nil, fmt.Errorf("create iterator: %w", err)
 	}
 	defer it.Close()
 	f, err := it.Open()
 	if err != nil {
-		return nil, fmt.Errorf("reading an iterator: %w", err)
+		return nil, fmt.Errorf("open iterator: %w", err)
 	}
 	// The kernel locks each socket, and its user may hold the lock (package bounded).
 	return bounded.Do("the lock of a socket", func() ([]byte, error) {
@@ -38,7 +38,7 @@ func SumPerCPU[T any](m *ebpf.Map, key uint32) (T, error) {
 	var sum T
 	var shares []T
 	if err := m.Lookup(key, &shares); err != nil {
-		return sum, fmt.Errorf("reading counters %d: %w", key, err)
+		return sum, fmt.Errorf("read counters %d: %w", key, err)
 	}
 	total := reflect.ValueOf(&sum).Elem()
 	for _, s := range shares {

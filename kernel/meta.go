@@ -50,7 +50,7 @@ func (m Meta) RequireABI(i Instance, known uint32) error {
 	if m.ABI == known {
 		return nil
 	}
-	return fmt.Errorf("%w: %s has ABI %d, made by weir %s, and this weir knows %d: use that weir, or remove it with that one first; it stays as it is",
+	return fmt.Errorf("%w: %s has ABI %d, made by weir %s, and this weir supports ABI %d: use that version, or remove it with that version first; it stays as it is",
 		ErrABI, i, m.ABI, m.Version, known)
 }
 
@@ -71,13 +71,13 @@ func (m *Meta) unmarshal(b []byte) error {
 		return fmt.Errorf("%w: meta of %d bytes is too short", ErrABI, len(b))
 	}
 	if h.Magic != metaMagic {
-		return fmt.Errorf("%w: meta does not begin with weir's mark", ErrABI)
+		return fmt.Errorf("%w: meta has no magic number of weir", ErrABI)
 	}
 	if h.Layout != LayoutVersion {
-		return fmt.Errorf("%w: layout %d, this weir knows %d: use the weir that made them, or remove them with it first", ErrABI, h.Layout, LayoutVersion)
+		return fmt.Errorf("%w: layout %d, and this weir supports layout %d: use the version that made them, or remove them with it first", ErrABI, h.Layout, LayoutVersion)
 	}
 	if uint64(h.ConfigLen) > uint64(r.Len()) {
-		return fmt.Errorf("%w: meta says %d bytes of config and holds %d", ErrABI, h.ConfigLen, r.Len())
+		return fmt.Errorf("%w: meta announces %d bytes of config and has %d", ErrABI, h.ConfigLen, r.Len())
 	}
 	*m = Meta{ABI: h.ABI, Object: h.Object, Cookie: h.Cookie, Inode: h.Inode, Created: time.Unix(0, h.Created)}
 	m.Version = string(bytes.TrimRight(h.Version[:], "\x00"))
@@ -102,11 +102,11 @@ func (m Meta) create() (*ebpf.Map, error) {
 	b := m.marshal()
 	mp, err := ebpf.NewMap(&ebpf.MapSpec{Name: metaPin, Type: ebpf.Array, KeySize: 4, ValueSize: uint32(len(b)), MaxEntries: 1})
 	if err != nil {
-		return nil, explainLoad("creating meta", err)
+		return nil, explainLoad("create meta", err)
 	}
 	if err := mp.Put(uint32(0), b); err != nil {
 		mp.Close()
-		return nil, fmt.Errorf("writing meta: %w", err)
+		return nil, fmt.Errorf("write meta: %w", err)
 	}
 	return mp, nil
 }

@@ -85,7 +85,7 @@ func TestRequireABI(t *testing.T) {
 	}
 	for _, known := range []uint32{1, 3} {
 		err := m.RequireABI(instance, known)
-		if !errors.Is(err, ErrABI) || !strings.Contains(err.Error(), "host/test/one has ABI 2, made by weir v9.9.9") || !strings.Contains(err.Error(), "remove it with that one first") {
+		if !errors.Is(err, ErrABI) || !strings.Contains(err.Error(), "host/test/one has ABI 2, made by weir v9.9.9") || !strings.Contains(err.Error(), "remove it with that version first") {
 			t.Errorf("known %d: %v", known, err)
 		}
 	}
@@ -107,9 +107,9 @@ func TestMetaDamaged(t *testing.T) {
 		b    []byte
 		want string
 	}{
-		"mark":        {flip(0), "does not begin with weir's mark"},
-		"layout":      {flip(4), "this weir knows 1: use the weir that made them"},
-		"length":      {flip(15), "bytes of config and holds"},
+		"mark":        {flip(0), "has no magic number of weir"},
+		"layout":      {flip(4), "this weir supports layout 1: use the version that made them"},
+		"length":      {flip(15), "bytes of config and has"},
 		"config hash": {flip(48), "does not match its hash"},
 		"config":      {flip(len(good) - 1), "does not match its hash"},
 	} {

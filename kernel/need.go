@@ -61,7 +61,7 @@ func scarce(err error) string {
 	case errors.Is(err, unix.ENFILE):
 		return "the host has no descriptor left: raise fs.file-max"
 	case errors.Is(err, unix.ENOMEM):
-		return "there is no memory left: see the limits of its cgroup"
+		return "no memory is left: raise the memory limit of its cgroup"
 	}
 	return ""
 }
@@ -79,7 +79,7 @@ func (n Need) Check() error {
 	case err == nil:
 		return nil
 	case scarce(err) != "":
-		return fmt.Errorf("probing %s: %w: %s", n.Name, err, scarce(err)) // it may exist
+		return fmt.Errorf("probe %s: %w: %s", n.Name, err, scarce(err)) // it may exist
 	}
 	return &NeedError{Need: n, Err: err}
 }
@@ -97,7 +97,7 @@ func Require(needs []Need) error {
 
 // NetnsCookie distinguishes a namespace from a later one with the same inode number.
 var NetnsCookie = Need{Name: "SO_NETNS_COOKIE", Since: "5.14", Optional: true,
-	For: "telling a namespace from a later one of the same number; without it by its links alone",
+	For: "distinguishing a namespace from a later one with its number; without it only by links",
 	Probe: func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {

@@ -59,7 +59,7 @@ func TestProbesWithoutRights(t *testing.T) {
 			t.Errorf("%s: %q", n.Name, s)
 		}
 	}
-	if s := said["load"]; !strings.Contains(s, "loading uses_a") || !strings.Contains(s, "run as root") {
+	if s := said["load"]; !strings.Contains(s, "load uses_a") || !strings.Contains(s, "run as root") {
 		t.Errorf("loading: %q", s)
 	}
 	if s := said["lock"]; !strings.HasPrefix(s, "true ") || !strings.Contains(s, "root") {

@@ -62,13 +62,13 @@ func (a Netfilter) Attach(prog *ebpf.Program) (Link, error) {
 	})
 	switch {
 	case errors.Is(err, unix.EBUSY):
-		return nil, fmt.Errorf("attaching to %s: %w: a hook point has room for one BPF program of a priority: choose another priority", a, ErrOccupied)
+		return nil, fmt.Errorf("attach to %s: %w: a hook point has room for one BPF program of a priority: choose another priority", a, ErrOccupied)
 	case errors.Is(err, unix.EPERM):
-		return nil, fmt.Errorf("attaching to %s: %w: run as root; the lowest and the highest priority there is are the kernel's own", a, err)
+		return nil, fmt.Errorf("attach to %s: %w: run as root; the lowest and the highest priority there is are the kernel's own", a, err)
 	case errors.Is(err, unix.EAFNOSUPPORT):
-		return nil, fmt.Errorf("attaching to %s: %w: the kernel has no netfilter for that family", a, ErrUnsupported)
+		return nil, fmt.Errorf("attach to %s: %w: the kernel has no netfilter for that family", a, ErrUnsupported)
 	case err != nil:
-		return nil, fmt.Errorf("attaching to %s: %w", a, err)
+		return nil, fmt.Errorf("attach to %s: %w", a, err)
 	}
 	return l, nil
 }
@@ -132,7 +132,7 @@ func netfilterLinks(family uint8) (links []link.ID, at []Netfilter, err error) {
 		}
 	}
 	if err := it.Err(); err != nil {
-		return nil, nil, fmt.Errorf("listing links: %w", err)
+		return nil, nil, fmt.Errorf("list links: %w", err)
 	}
 	slices.SortFunc(at, func(a, b Netfilter) int {
 		return cmp.Or(cmp.Compare(a.Hook, b.Hook), cmp.Compare(a.Priority, b.Priority))
@@ -148,7 +148,7 @@ var netfilterOccupied = func(places []Netfilter) (here []Netfilter, err error) {
 	pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.Netfilter, AttachType: ebpf.AttachNetfilter, License: "Dual BSD/GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, nfAccept), asm.Return()}})
 	if err != nil {
-		return nil, explainLoad("loading a program that lets packets pass", err)
+		return nil, explainLoad("load a passing program", err)
 	}
 	defer pass.Close()
 	for _, a := range places {
@@ -158,7 +158,7 @@ var netfilterOccupied = func(places []Netfilter) (here []Netfilter, err error) {
 		case errors.Is(err, unix.EBUSY):
 			here = append(here, a)
 		case err != nil:
-			return nil, fmt.Errorf("looking whether there is a program at %s: %w", a, err)
+			return nil, fmt.Errorf("probe for a program at %s: %w", a, err)
 		default:
 			l.Close()
 		}
@@ -180,7 +180,7 @@ type Dispatcher struct {
 func NewDispatcherSlot(name string) (*ebpf.Map, error) {
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: name, Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	if err != nil {
-		return nil, explainLoad("making the slot of a dispatcher", err)
+		return nil, explainLoad("create the slot of a dispatcher", err)
 	}
 	return m, nil
 }
@@ -196,7 +196,7 @@ func (d Dispatcher) Load(name string) (*ebpf.Program, error) {
 			asm.Return(),
 		}})
 	if err != nil {
-		return nil, explainLoad("loading the dispatcher of netfilter", err)
+		return nil, explainLoad("load the netfilter dispatcher", err)
 	}
 	return p, nil
 }
@@ -204,7 +204,7 @@ func (d Dispatcher) Load(name string) (*ebpf.Program, error) {
 // Set makes prog run from the next packet on.
 func (d Dispatcher) Set(prog *ebpf.Program) error {
 	if err := d.Slot.Put(uint32(0), prog); err != nil {
-		return fmt.Errorf("putting a program in place: %w", err)
+		return fmt.Errorf("set the program of a dispatcher: %w", err)
 	}
 	return nil
 }
@@ -216,7 +216,7 @@ func (d Dispatcher) Program() (uint32, error) {
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return 0, nil
 	} else if err != nil {
-		return 0, fmt.Errorf("asking which program is in place: %w", err)
+		return 0, fmt.Errorf("read the program of a dispatcher: %w", err)
 	}
 	return id, nil
 }

@@ -96,7 +96,7 @@ func (r *Root) openPins(o *Opened, handle string, opts *ebpf.LoadPinOptions, map
 	err = o.Meta.read(meta)
 	meta.Close()
 	if err != nil {
-		return fmt.Errorf("reading %s: %w", filepath.Join(o.dir, metaPin), err)
+		return fmt.Errorf("read %s: %w", filepath.Join(o.dir, metaPin), err)
 	}
 	all := len(maps) == 0
 	if all {
@@ -165,7 +165,7 @@ func (r *Root) Meta(i Instance) (m Meta, err error) {
 	}
 	defer pin.Close()
 	if err := m.read(pin); err != nil {
-		return m, fmt.Errorf("reading %s: %w", path, err)
+		return m, fmt.Errorf("read %s: %w", path, err)
 	}
 	return m, nil
 }
@@ -195,9 +195,9 @@ func (r *Root) explainOpen(path string, err error) error {
 	case errors.Is(err, os.ErrPermission):
 		return r.unreadable(path)
 	case scarce(err) != "":
-		return fmt.Errorf("opening %s: %w: %s", path, err, scarce(err))
+		return fmt.Errorf("open %s: %w: %s", path, err, scarce(err))
 	}
-	return fmt.Errorf("opening %s: %w", path, err)
+	return fmt.Errorf("open %s: %w", path, err)
 }
 
 // Replaced reports whether the instance has been published again or removed since it was opened. Its maps may be stale

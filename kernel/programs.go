@@ -22,7 +22,7 @@ type AttachedProgram struct {
 func LookupPrograms(fd int) ([]AttachedProgram, error) {
 	q, err := link.QueryPrograms(link.QueryOptions{Target: fd, Attach: ebpf.AttachSkLookup})
 	if err != nil {
-		return nil, fmt.Errorf("listing sk_lookup programs: %w", err)
+		return nil, fmt.Errorf("list sk_lookup programs: %w", err)
 	}
 	var out []AttachedProgram
 	for _, p := range q.Programs {

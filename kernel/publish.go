@@ -50,7 +50,7 @@ func (l *WriteLock) Publish(i Instance, meta Meta, pins Pins) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("publishing %s: %w", i, err)
+		return fmt.Errorf("publish %s: %w", i, err)
 	}
 	return nil
 }
@@ -91,7 +91,7 @@ func (l *WriteLock) stage(staged string, meta Meta, pins Pins) error {
 	pin := func(name string, p interface{ Pin(string) error }) error {
 		path := filepath.Join(staged, name)
 		if err := p.Pin(path); err != nil {
-			return fmt.Errorf("pinning %s: %w", name, err)
+			return fmt.Errorf("pin %s: %w", name, err)
 		}
 		if err := Try("publish:pin " + name); err != nil {
 			return err
@@ -131,7 +131,7 @@ func commit(staged, dir string) error {
 		return nil
 	}
 	if !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("moving it into place: %w", err)
+		return fmt.Errorf("move it into place: %w", err)
 	}
 	err = exchange(staged, dir)
 	if err == nil {
@@ -139,7 +139,7 @@ func commit(staged, dir string) error {
 		return endReplacement(dir, staged) // staged is now the old directory
 	}
 	if !errors.Is(err, unix.EINVAL) {
-		return fmt.Errorf("exchanging it with the old one: %w", err)
+		return fmt.Errorf("exchange it with the old one: %w", err)
 	}
 	// Before Linux 5.16 bpffs has no RENAME_EXCHANGE. The first rename records that the staged directory is complete.
 	// Recovery continues from there.
@@ -184,11 +184,11 @@ func (l *WriteLock) Remove(i Instance) error {
 	if err := os.Rename(dir, old); errors.Is(err, os.ErrNotExist) {
 		return nil
 	} else if err != nil {
-		return fmt.Errorf("removing %s: %w", i, err)
+		return fmt.Errorf("remove %s: %w", i, err)
 	}
 	Step("remove:retired")
 	if err := removeTree(old); err != nil {
-		return fmt.Errorf("removing %s: %w", i, err)
+		return fmt.Errorf("remove %s: %w", i, err)
 	}
 	return nil
 }

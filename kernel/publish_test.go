@@ -330,7 +330,7 @@ func TestWrongNames(t *testing.T) {
 	defer l.Unlock()
 	for _, i := range []Instance{{}, {"..", "f", "n"}, {"s", "..", "n"}, {"s", "f", "../x"}, {"s", "f", "a/b"}, {"s", "f", "n+new"}, {"s", "f", "."}, {"s", "f", ""}} {
 		for what, err := range map[string]error{"publish": publishWith(l, i, 1, nil), "remove": l.Remove(i)} {
-			if err == nil || !strings.Contains(err.Error(), "is no name for a pin") {
+			if err == nil || !strings.Contains(err.Error(), "is not a valid pin name") {
 				t.Errorf("%s %q: %v", what, i, err)
 			}
 		}

@@ -80,7 +80,7 @@ func (l *WriteLock) Restore(i Instance) (lacks []string, err error) {
 	gone := c.gone(i, rec)
 	c.close()
 	if gone {
-		return nil, fmt.Errorf("%s is of a network namespace that is gone, and its number may be another's: weir remove", i)
+		return nil, fmt.Errorf("%s belongs to a gone network namespace, and another one may have its number: run weir remove", i)
 	}
 	dir := l.dirPath(i)
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
@@ -137,7 +137,7 @@ func (l *WriteLock) restoreMaps(dir string, rec record) (lacks []string, err err
 		err = errors.Join(m.Pin(path), setRights(path, false, l.gid()))
 		m.Close()
 		if err != nil {
-			return lacks, fmt.Errorf("pinning %s again: %w", path, err)
+			return lacks, fmt.Errorf("pin %s again: %w", path, err)
 		}
 	}
 	return lacks, nil

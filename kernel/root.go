@@ -49,7 +49,7 @@ func (i Instance) String() string { return i.Scope + "/" + i.Feature + "/" + i.N
 func (i Instance) validate() error {
 	for _, s := range []string{i.Scope, i.Feature, i.Name} {
 		if !validName(s) {
-			return fmt.Errorf("instance %q: %q is no name for a pin: use letters, digits, - and _, or a leading @", i, s)
+			return fmt.Errorf("instance %q: %q is not a valid pin name: use letters, digits, - and _, or a leading @", i, s)
 		}
 	}
 	return nil
@@ -141,7 +141,7 @@ func (r *Root) allNames(dir string) ([]string, error) {
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		if ns := ipNetnsExec(); ns != "" && dir == r.path {
-			return nil, fmt.Errorf("%w: 'ip netns exec %s' has a /sys of its own, without them: run weir without it; it shows every namespace's", ErrUnreadable, ns)
+			return nil, fmt.Errorf("%w: 'ip netns exec %s' has a /sys of its own without pins: run weir outside it; it shows all namespaces", ErrUnreadable, ns)
 		}
 		return nil, nil
 	case errors.Is(err, os.ErrPermission):
@@ -176,7 +176,7 @@ func (r *Root) CheckName() error {
 		var fs unix.Statfs_t
 		name := filepath.Base(p)
 		if strings.Contains(name, ".") && unix.Statfs(filepath.Dir(p), &fs) == nil && fs.Type == unix.BPF_FS_MAGIC {
-			return fmt.Errorf("pin root %s: a BPF file system has no names with dots: take another than %q, like %q", r.path, name, strings.ReplaceAll(name, ".", "-"))
+			return fmt.Errorf("pin root %s: a BPF file system rejects names with dots: rename %q, for example to %q", r.path, name, strings.ReplaceAll(name, ".", "-"))
 		}
 	}
 	return nil
@@ -210,10 +210,10 @@ func (r *Root) Located() error {
 func (r *Root) notLocated(there bool) error {
 	const remedy = "name a path below " + bpffsDir + " by --root or $WEIR_ROOT"
 	if !there {
-		return fmt.Errorf("pin root %[1]s does not exist (%[2]w): %[3]s, or make a file system there: mkdir -p %[1]s && mount -t bpf bpf %[1]s", r.path, ErrNotBPFFS, remedy)
+		return fmt.Errorf("pin root %[1]s does not exist (%[2]w): %[3]s, or create a file system there: mkdir -p %[1]s && mount -t bpf bpf %[1]s", r.path, ErrNotBPFFS, remedy)
 	}
 	if e, err := os.ReadDir(r.path); err == nil && len(e) == 0 {
-		return fmt.Errorf("pin root %[1]s is %[2]w: %[3]s, or make a file system there: mount -t bpf bpf %[1]s", r.path, ErrNotBPFFS, remedy)
+		return fmt.Errorf("pin root %[1]s is %[2]w: %[3]s, or create a file system there: mount -t bpf bpf %[1]s", r.path, ErrNotBPFFS, remedy)
 	}
 	return fmt.Errorf("pin root %s is %w: %s", r.path, ErrNotBPFFS, remedy)
 }
@@ -243,21 +243,21 @@ func (r *Root) ensure() error {
 	mount := filepath.Dir(r.path)
 	var fs unix.Statfs_t
 	if err := unix.Statfs(mount, &fs); err != nil {
-		return fmt.Errorf("pin root %s: %w: make its parent first: mkdir -p %s", r.path, err, mount)
+		return fmt.Errorf("pin root %s: %w: create its parent first: mkdir -p %s", r.path, err, mount)
 	}
 	if fs.Type != unix.BPF_FS_MAGIC {
 		if mount != bpffsDir {
 			return r.notLocated(false)
 		}
 		if ns := ipNetnsExec(); ns != "" {
-			return fmt.Errorf("'ip netns exec %[1]s' has a /sys of its own, and what weir pinned there would end with this command: run weir without it, and name the namespace with --netns %[1]s, or netns: %[1]s in the configuration; what has neither (lb, handoff.backend): nsenter --net=/run/netns/%[1]s weir …", ns)
+			return fmt.Errorf("'ip netns exec %[1]s' has a /sys of its own, and pins made there would end with this command: run weir outside it, and name the namespace with --netns %[1]s, or netns: %[1]s in the configuration; for lb and handoff.backend use nsenter --net=/run/netns/%[1]s weir …", ns)
 		}
 		if err := unix.Mount("bpf", mount, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0711"); err != nil {
-			return fmt.Errorf("mounting the BPF file system on %s: %w", mount, err)
+			return fmt.Errorf("mount the BPF file system on %s: %w", mount, err)
 		}
 	}
 	if err := os.Mkdir(r.path, 0o750); err != nil && !errors.Is(err, os.ErrExist) {
-		return fmt.Errorf("making the pin root: %w: run as root", err)
+		return fmt.Errorf("create the pin root: %w: run as root", err)
 	}
 	return nil
 }

@@ -26,14 +26,14 @@ func (r *Root) rootFaults() (out []Fault) {
 			continue
 		}
 		if at := mountedAt(device); at != "" {
-			add(fmt.Sprintf("%v: %d instances are below what is mounted there now; they work on, and nobody can change them", ErrCovered, n), uncover(r.path, at))
+			add(fmt.Sprintf("%v: %d instances are hidden; they keep working, but cannot be changed", ErrCovered, n), uncover(r.path, at))
 			continue
 		}
-		add(fmt.Sprintf("the BPF file system that %d instances were pinned in is not mounted any more: nothing of them works", n),
+		add(fmt.Sprintf("the BPF file system with %d pinned instances is no longer mounted: none of them works", n),
 			remedyApply+", with its seeds; mount it again first if another process has it: nsenter -m")
 	}
 	if r.readOnly() {
-		add(ErrReadOnly.Error()+": nothing can be changed, members are not given their slots", "mount -o remount,rw "+mountPoint(r.path))
+		add(ErrReadOnly.Error()+": no changes are possible, and members get no slots", "mount -o remount,rw "+mountPoint(r.path))
 	}
 	return out
 }

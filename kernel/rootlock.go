@@ -22,13 +22,13 @@ func (r *Root) openLock() (*os.File, error) {
 	if err := os.Mkdir(path, 0o700); errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	} else if err != nil && !errors.Is(err, os.ErrExist) {
-		return nil, fmt.Errorf("locking %s: %w: run as root", r.path, err)
+		return nil, fmt.Errorf("lock %s: %w: run as root", r.path, err)
 	}
 	dir, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
-		return nil, fmt.Errorf("locking %s: %w: run as root", r.path, err)
+		return nil, fmt.Errorf("lock %s: %w: run as root", r.path, err)
 	}
 	return dir, nil
 }

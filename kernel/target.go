@@ -163,7 +163,7 @@ func (t target) ahead(ns *netns.Handle, program uint32, ours map[uint32]bool) []
 	}
 	if t.Kind == targetTCX && ebpf.AttachType(t.Hook) == ebpf.AttachTCXIngress {
 		if x := xdpAt(int(t.Where)); x != 0 && !ours[x] {
-			out = append(out, fmt.Sprintf("program %d %q is at XDP of %s, before weir's at %s: packets that it drops or redirects never reach weir", x, programName(x), deviceName(t.Where), t))
+			out = append(out, fmt.Sprintf("program %d %q runs at XDP of %s before weir's at %s: packets it drops or redirects never reach weir", x, programName(x), deviceName(t.Where), t))
 		}
 	}
 	return out
@@ -187,9 +187,9 @@ func (t target) describe(id uint32, name string, before bool) string {
 	}
 	switch t.Kind {
 	case targetLookup:
-		return fmt.Sprintf("%s runs at %s too, %s weir's: the last one that chooses a socket decides", whose, t, where)
+		return fmt.Sprintf("%s runs at %s too, %s weir's: the last program to choose a socket decides", whose, t, where)
 	case targetCgroup:
-		return fmt.Sprintf("%s runs at %s too, %s weir's: packets that it refuses are lost, whatever weir decides", whose, t, where)
+		return fmt.Sprintf("%s runs at %s too, %s weir's: packets it rejects are lost despite weir", whose, t, where)
 	}
-	return fmt.Sprintf("%s runs at %s before weir's: packets that it takes, drops or redirects never reach weir", whose, t)
+	return fmt.Sprintf("%s runs at %s before weir's: packets it consumes, drops or redirects never reach weir", whose, t)
 }

@@ -86,7 +86,7 @@ func (t Clsact) find() (*netlink.BpfFilter, error) {
 func (t Clsact) filters() ([]netlink.Filter, error) {
 	all, err := netlink.FilterList(t.device(), t.side())
 	if err != nil && !gone(err) && !errors.Is(err, unix.EINVAL) {
-		return nil, fmt.Errorf("%s: listing filters: %w", t, err)
+		return nil, fmt.Errorf("%s: list filters: %w", t, err)
 	}
 	return all, nil
 }
@@ -99,7 +99,7 @@ func (t Clsact) device() netlink.Link {
 func (t Clsact) HasQdisc() (bool, error) {
 	all, err := netlink.QdiscList(t.device())
 	if err != nil && !gone(err) {
-		return false, fmt.Errorf("%s: listing qdiscs: %w", t, err)
+		return false, fmt.Errorf("%s: list qdiscs: %w", t, err)
 	}
 	return slices.ContainsFunc(all, func(q netlink.Qdisc) bool {
 		return q.Type() == "clsact" || q.Type() == "ingress" && !t.Egress
@@ -110,7 +110,7 @@ func (t Clsact) HasQdisc() (bool, error) {
 // the two. Attach adds a missing qdisc. [Clsact.Detach] may remove it.
 func (t Clsact) Attach(prog *ebpf.Program) error {
 	if err := netlink.QdiscAdd(t.qdisc()); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("%s: adding the qdisc clsact: %w (Debian has it as module sch_ingress)", t, err)
+		return fmt.Errorf("%s: add qdisc clsact: %w (module sch_ingress)", t, err)
 	}
 	Step("tc:qdisc")
 	handle, err := t.handle()
@@ -122,7 +122,7 @@ func (t Clsact) Attach(prog *ebpf.Program) error {
 			Protocol: unix.ETH_P_ALL, Priority: t.priority()},
 		Fd: prog.FD(), Name: t.Name, DirectAction: true})
 	if err != nil {
-		return fmt.Errorf("%s: adding a filter of priority %d: %w (module cls_bpf; tc filter show dev … lists those of others)", t, t.priority(), err)
+		return fmt.Errorf("%s: add a filter of priority %d: %w (module cls_bpf; list other filters with tc filter show dev …)", t, t.priority(), err)
 	}
 	Step("tc:filter")
 	return nil
@@ -165,7 +165,7 @@ func (t Clsact) Detach(qdisc bool) error {
 	}
 	if f != nil {
 		if err := netlink.FilterDel(f); err != nil && !gone(err) {
-			return fmt.Errorf("%s: removing the filter: %w", t, err)
+			return fmt.Errorf("%s: remove the filter: %w", t, err)
 		}
 		Step("tc:detached")
 	}
@@ -178,7 +178,7 @@ func (t Clsact) Detach(qdisc bool) error {
 		}
 	}
 	if err := netlink.QdiscDel(t.qdisc()); err != nil && !gone(err) {
-		return fmt.Errorf("%s: removing the qdisc: %w", t, err)
+		return fmt.Errorf("%s: remove the qdisc: %w", t, err)
 	}
 	Step("tc:qdisc removed")
 	return nil

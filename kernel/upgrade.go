@@ -52,7 +52,7 @@ func (l *WriteLock) Upgrade(i Instance, u Upgrade) error {
 		return err
 	}
 	if err := l.upgrade(l.dirPath(i), u); err != nil {
-		return fmt.Errorf("upgrading %s: %w", i, err)
+		return fmt.Errorf("upgrade %s: %w", i, err)
 	}
 	l.note(i)
 	return nil
@@ -94,7 +94,7 @@ func (l *WriteLock) upgrade(dir string, u Upgrade) error {
 	}
 	Step("upgrade:swapped")
 	if err := commit(staged, dir); err != nil {
-		return fmt.Errorf("the new program is in place, its pins are not: the next weir command moves them: %w", err)
+		return fmt.Errorf("the new program runs, but its pins are not in place yet: the next weir command moves them: %w", err)
 	}
 	return nil
 }
@@ -103,12 +103,12 @@ func (l *WriteLock) upgrade(dir string, u Upgrade) error {
 func (l *WriteLock) goOver(staged string, u Upgrade, rec swapRecord, swap func() error) error {
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: swapPin, Type: ebpf.Array, KeySize: 4, ValueSize: 32, MaxEntries: 1})
 	if err != nil {
-		return explainLoad("creating the record of the upgrade", err)
+		return explainLoad("create the upgrade record", err)
 	}
 	defer m.Close()
 	path := filepath.Join(staged, swapPin)
 	if err := errors.Join(m.Put(uint32(0), rec), m.Pin(path), setRights(path, false, l.gid())); err != nil {
-		return fmt.Errorf("recording the upgrade: %w", err)
+		return fmt.Errorf("record the upgrade: %w", err)
 	}
 	Step("upgrade:recorded")
 	if err := l.stage(staged, u.Meta, u.Pins); err != nil {
@@ -118,7 +118,7 @@ func (l *WriteLock) goOver(staged string, u Upgrade, rec swapRecord, swap func()
 	if u.Link == "" {
 		rec.Begun = 1
 		if err := m.Put(uint32(0), rec); err != nil {
-			return fmt.Errorf("recording the upgrade: %w", err)
+			return fmt.Errorf("record the upgrade: %w", err)
 		}
 		Step("upgrade:begun")
 	}
@@ -132,7 +132,7 @@ func newSwapRecord(name string, p *ebpf.Program) (rec swapRecord, err error) {
 	}
 	id, ok := info.ID()
 	if !ok || len(name) >= len(rec.Link) {
-		return rec, fmt.Errorf("link %s: the kernel gives its program no number, or its name is too long", name)
+		return rec, fmt.Errorf("link %s: its program has no ID, or its name is too long", name)
 	}
 	rec.Program = uint32(id)
 	copy(rec.Link[:], name)
@@ -195,7 +195,7 @@ func replaceProgram(ln Link, p *ebpf.Program) error {
 	}
 	old, err := ebpf.NewProgramFromID(info.Program)
 	if err != nil {
-		return fmt.Errorf("the program that is attached: %w", err)
+		return fmt.Errorf("open the attached program: %w", err)
 	}
 	defer old.Close()
 	raw, ok := ln.(interface {

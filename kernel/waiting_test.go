@@ -52,7 +52,7 @@ func TestScarcityIsNoOldKernel(t *testing.T) {
 		if errors.Is(err, ErrUnsupported) || !errors.Is(err, c.err) || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "newer kernel") {
 			t.Errorf("%v: %v", c.err, err)
 		}
-		if err := explainLoad("loading x", &ebpf.VerifierError{Cause: c.err}); strings.Contains(err.Error(), "verifier refused") || !strings.Contains(err.Error(), c.want) {
+		if err := explainLoad("load x", &ebpf.VerifierError{Cause: c.err}); strings.Contains(err.Error(), "by the kernel's verifier") || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v: %v", c.err, err)
 		}
 		if s := n.RemedyFor(c.err); !strings.Contains(s, c.want) {

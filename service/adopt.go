@@ -398,7 +398,7 @@ func (a *Adoption) dup(ns *netns.Handle, chosen []choice, bound bool) error {
 		}
 		// The descriptor number may have been reused meanwhile.
 		if cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE); err != nil || cookie != c.socket.Cookie {
-			return fmt.Errorf("%w: %s changed hands while it was looked at", ErrNoSocket, c.endpoint)
+			return fmt.Errorf("%w: %s was replaced during adoption", ErrNoSocket, c.endpoint)
 		}
 		if err := ns.Do(func() error { return narrower(c.at, c.socket, fd, bound) }); err != nil {
 			return fmt.Errorf("process %d, socket for %s: %w", c.owner.proc.PID(), c.endpoint, err)

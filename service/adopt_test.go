@@ -150,7 +150,7 @@ func TestAdoptMaster(t *testing.T) {
 		t.Skip("need: kernel with CONFIG_PROC_CHILDREN")
 	}
 	worker := start(t, "udp4 0.0.0.0:4739", "tcp4 0.0.0.0:1790")
-	refuse(t, master, ErrNoSocket, fmt.Sprintf("process %d, which it started, has it: name their unit or cgroup", worker.pid()), both...)
+	refuse(t, master, ErrNoSocket, fmt.Sprintf("its child process %d has the socket: name their unit or cgroup", worker.pid()), both...)
 	adopt(t, Member{PID: worker.pid()}, both...)
 }
 

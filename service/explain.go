@@ -49,7 +49,7 @@ func (m Member) explain(ns *netns.Handle, p slotSockets, owners []owner, err err
 		return near
 	}
 	if child := childWith(owners, p.fitting(none)); child != 0 {
-		return fmt.Errorf("process %d: %w: process %d, which it started, has it: name their unit or cgroup, or that process", pid, err, child)
+		return fmt.Errorf("process %d: %w: its child process %d has the socket: name their unit or cgroup, or the child", pid, err, child)
 	}
 	return fmt.Errorf("process %d: %w", pid, err)
 }
@@ -96,7 +96,7 @@ func childWith(owners []owner, fitting map[uint32]bool) int {
 }
 
 func mptcpError(at netip.AddrPort) error {
-	return fmt.Errorf("%w at %s, which socket maps do not take: for a Go program set GODEBUG=multipathtcp=0, for others leave out IPPROTO_MPTCP, or sysctl net.mptcp.enabled=0 in its namespace and restart it", ErrMPTCP, at)
+	return fmt.Errorf("%w at %s, and socket maps do not support it: for a Go program set GODEBUG=multipathtcp=0, for others leave out IPPROTO_MPTCP, or sysctl net.mptcp.enabled=0 in its namespace and restart it", ErrMPTCP, at)
 }
 
 // mptcpAt finds an MPTCP listener of the owners for a missing TCP endpoint.

@@ -32,7 +32,7 @@ type Listen struct {
 }
 
 // ErrListen is wrapped by every error about the text of a Listen.
-var ErrListen = errors.New("no such listen")
+var ErrListen = errors.New("invalid listen")
 
 // ParseListen parses the form described at Listen.
 func ParseListen(s string) (Listen, error) {
@@ -104,7 +104,7 @@ func (l *Listen) setHost(host string) error {
 	}
 	a, err := netip.ParseAddr(addr)
 	if err != nil {
-		return fmt.Errorf("%q is no IP address or prefix; want one like 192.0.2.7, 192.0.2.0/24 or [2001:db8::]/64", host)
+		return fmt.Errorf("%q is not an IP address or prefix; want one like 192.0.2.7, 192.0.2.0/24 or [2001:db8::]/64", host)
 	}
 	if a.Zone() != "" {
 		return fmt.Errorf("%q: zones are not supported: leave out %%%s", host, a.Zone())
@@ -126,7 +126,7 @@ func (l *Listen) setHost(host string) error {
 		return fmt.Errorf("prefix %s has bits set beyond its length; did you mean %s?", p, p.Masked())
 	}
 	if a.Is4() && !l.V4 || a.Is6() && !l.V6 {
-		return fmt.Errorf("%q is not of the family that %q names", host, l.text[:4])
+		return fmt.Errorf("%q is not of the family of %q", host, l.text[:4])
 	}
 	l.Prefix, l.V4, l.V6 = p, a.Is4(), a.Is6()
 	return nil

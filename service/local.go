@@ -61,7 +61,7 @@ func LocalRoutes(family, kind int) (out []netip.Prefix, err error) {
 	}
 	routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: kind}, mask)
 	if err != nil {
-		return nil, fmt.Errorf("reading the routes to local addresses: %w", err)
+		return nil, fmt.Errorf("read the routes to local addresses: %w", err)
 	}
 	for _, r := range routes {
 		if r.Dst == nil {

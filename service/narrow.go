@@ -17,7 +17,7 @@ import (
 // ErrNarrow is returned for a socket that accepts less than the slot's traffic. A program's choice of a socket overrides
 // the kernel's checks. Datagrams would reach a socket bound elsewhere, answers would have a wrong source address, and
 // the socket's own filter would drop packets silently.
-var ErrNarrow = errors.New("takes less than the slot's traffic")
+var ErrNarrow = errors.New("accepts less than the slot's traffic")
 
 // Narrow returns an error wrapping ErrNarrow if the socket of fd is bound to an interface or a VRF, or has a filter.
 func Narrow(fd int) error {
@@ -31,7 +31,7 @@ func Narrow(fd int) error {
 	if has, err := hasFilter(fd); err != nil {
 		return err
 	} else if has {
-		return fmt.Errorf("%w: it has a filter of its own (SO_ATTACH_FILTER or SO_ATTACH_BPF), and what that drops is lost: take the filter off the socket", ErrNarrow)
+		return fmt.Errorf("%w: it has a filter of its own (SO_ATTACH_FILTER or SO_ATTACH_BPF), and packets dropped by it would be lost: remove the filter", ErrNarrow)
 	}
 	return nil
 }
@@ -45,7 +45,7 @@ func boundTo(index int) error {
 }
 
 func boundToName(name string) error {
-	return fmt.Errorf("%w: it is bound to %s (SO_BINDTODEVICE, ip vrf exec), and weir would give it what arrives elsewhere: bind it to no interface, or give it a network namespace of its own", ErrNarrow, name)
+	return fmt.Errorf("%w: it is bound to %s (SO_BINDTODEVICE, ip vrf exec), and weir would give it packets from other interfaces: do not bind it to an interface, or use a network namespace of its own", ErrNarrow, name)
 }
 
 // hasFilter queries the length of a socket's classic filter. For an eBPF filter the kernel returns EACCES (sk_get_filter
@@ -66,7 +66,7 @@ func narrower(e Endpoint, s sockdiag.Socket, fd int, bound bool) error {
 	}
 	addr := s.Local.Addr().Unmap()
 	if !bound && !addr.IsUnspecified() && !e.Prefix.IsSingleIP() {
-		return fmt.Errorf("%w: it is bound to %s alone, and the service takes %s: bind it to the wildcard address, listen to %s only, or say bound: [%s] to give it all",
+		return fmt.Errorf("%w: it is bound to %s only, and the service covers %s: bind it to the wildcard address, listen to %s only, or set bound: [%s] to give it all traffic",
 			ErrNarrow, addr, e, addr, exact(e, s))
 	}
 	return nil
@@ -118,13 +118,13 @@ func nearly(ns *netns.Handle, owners []owner, none missing) error {
 func lacking(e Endpoint, s sockdiag.Socket) string {
 	switch {
 	case e.Proto == unix.IPPROTO_UDP && s.State == sockdiag.Established:
-		return fmt.Sprintf("its socket at %s is connected to %s, and takes nothing from others: leave it unconnected", s.Local, s.Remote)
+		return fmt.Sprintf("its socket at %s is connected to %s, and accepts nothing from other sources: leave it unconnected", s.Local, s.Remote)
 	case e.Proto == unix.IPPROTO_TCP && s.State != sockdiag.Listen:
-		return fmt.Sprintf("its socket at %s is bound and does not listen yet", s.Local)
+		return fmt.Sprintf("its socket at %s is bound, but does not listen yet", s.Local)
 	case e.Family == unix.AF_INET && s.Family == unix.AF_INET6 && s.V6Only:
-		return fmt.Sprintf("its socket at %s takes IPv6 only (IPV6_V6ONLY, net.ipv6.bindv6only): open one for IPv4, or listen to %s6 only", s.Local, protoName(e))
+		return fmt.Sprintf("its socket at %s accepts IPv6 only (IPV6_V6ONLY, net.ipv6.bindv6only): open one for IPv4, or listen to %s6 only", s.Local, protoName(e))
 	case e.Family == unix.AF_INET6 && s.Family == unix.AF_INET:
-		return fmt.Sprintf("its socket at %s takes IPv4 only: open one for IPv6, or listen to %s4 only", s.Local, protoName(e))
+		return fmt.Sprintf("its socket at %s accepts IPv4 only: open one for IPv6, or listen to %s4 only", s.Local, protoName(e))
 	case !s.Local.Addr().IsUnspecified():
 		return fmt.Sprintf("its socket is bound to %s", s.Local.Addr().Unmap())
 	}

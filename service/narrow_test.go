@@ -66,12 +66,12 @@ func TestAdoptRefusesNarrowSockets(t *testing.T) {
 		{"interface, TCP, IPv6", "tcp6", "[::]:1790", toLoopback, "tcp6 :1790", "bound to lo"},
 		{"classic filter", "udp4", "0.0.0.0:4739", classic, "udp4 :4739", "a filter of its own"},
 		{"filter of eBPF", "tcp4", "0.0.0.0:1790", extended, "tcp4 :1790", "a filter of its own"},
-		{"one address of all", "udp4", "127.0.0.1:4739", plain, "udp4 :4739", "say bound: [udp 127.0.0.1:4739]"},
-		{"one address of a prefix", "tcp4", "127.0.0.1:1790", plain, "tcp 127.0.0.0/8:1790", "bound to 127.0.0.1 alone"},
-		{"one address of all, IPv6", "udp6", "[::1]:4739", plain, "udp6 :4739", "bound to ::1 alone"},
+		{"one address of all", "udp4", "127.0.0.1:4739", plain, "udp4 :4739", "set bound: [udp 127.0.0.1:4739]"},
+		{"one address of a prefix", "tcp4", "127.0.0.1:1790", plain, "tcp 127.0.0.0/8:1790", "bound to 127.0.0.1 only"},
+		{"one address of all, IPv6", "udp6", "[::1]:4739", plain, "udp6 :4739", "bound to ::1 only"},
 		{"its own address", "udp4", "127.0.0.1:4739", plain, "udp 127.0.0.1:4739", ""},
 		{"IPv6 only", "udp6", "[::]:4739", plain, "udp :4739", "IPV6_V6ONLY"},
-		{"IPv4 only", "udp4", "0.0.0.0:4739", plain, "udp :4739", "takes IPv4 only"},
+		{"IPv4 only", "udp4", "0.0.0.0:4739", plain, "udp :4739", "accepts IPv4 only"},
 		{"plain", "udp4", "0.0.0.0:4739", plain, "udp4 :4739", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

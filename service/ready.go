@@ -93,7 +93,7 @@ func (r *Ready) Check(ctx context.Context, ns *netns.Handle, a Asked) error {
 	}
 	path, err := id.Program(r.Command[0])
 	if err != nil {
-		return fmt.Errorf("%w: its check does not start: %w", ErrNotReady, err)
+		return fmt.Errorf("%w: cannot start its check: %w", ErrNotReady, err)
 	}
 	c := exec.Command(path, r.Command[1:]...)
 	c.Args[0] = r.Command[0]
@@ -115,14 +115,14 @@ func (r *Ready) Check(ctx context.Context, ns *netns.Handle, a Asked) error {
 		return c.Start()
 	}); err != nil {
 		all.end()
-		return fmt.Errorf("%w: its check does not start: %w", ErrNotReady, err)
+		return fmt.Errorf("%w: cannot start its check: %w", ErrNotReady, err)
 	}
 	late, exited := awaitGroup(ctx, c.Process.Pid)
 	all.end()
 	err = bounded.Run(who, func() error { <-exited; return c.Wait() })
 	switch {
 	case errors.Is(err, bounded.ErrStuck): // it may still write
-		return fmt.Errorf("%w: SIGKILL does not end %s, which waits for a file system: %w", ErrNotReady, r.Command[0], err)
+		return fmt.Errorf("%w: SIGKILL does not end %s, because it waits for a file system: %w", ErrNotReady, r.Command[0], err)
 	case late && errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return fmt.Errorf("%w: %s did not end within %s%s", ErrNotReady, r.Command[0], r.Limit(), out.said())
 	case late:

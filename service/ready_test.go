@@ -47,7 +47,7 @@ func TestReadyCheck(t *testing.T) {
 		}
 	}
 	err := (&Ready{Command: []string{"/nonexistent/check"}}).Check(t.Context(), here(t), asked)
-	if !errors.Is(err, ErrNotReady) || !strings.Contains(err.Error(), "its check does not start") {
+	if !errors.Is(err, ErrNotReady) || !strings.Contains(err.Error(), "cannot start its check") {
 		t.Errorf("a command that is not there: %v", err)
 	}
 }

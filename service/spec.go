@@ -88,16 +88,16 @@ func (s Spec) Validate(slots int) []error {
 		errs = append(errs, p.Errorf("services.%s: "+format, append([]any{s.Name}, a...)...))
 	}
 	if !kernel.ValidName(s.Name) {
-		fail(s.Pos, "%q is no name for a service: use 1 to 63 letters, digits, - and _", s.Name)
+		fail(s.Pos, "%q is not a valid service name: use 1 to 63 letters, digits, - and _", s.Name)
 	}
 	if len(s.Listen) == 0 {
-		fail(s.Pos, `no listen: say what traffic it takes, like listen: [udp 0.0.0.0:4739]`)
+		fail(s.Pos, `no listen: name its traffic, like listen: [udp 0.0.0.0:4739]`)
 	}
 	eps := s.Endpoints()
 	for i, e := range eps {
 		for _, o := range eps[:i] {
 			if e.Overlaps(o) {
-				fail(s.Pos, "%q and %q take the same packets: remove one", s.Listen[o.Listen], s.Listen[e.Listen])
+				fail(s.Pos, "%q and %q cover the same packets: remove one", s.Listen[o.Listen], s.Listen[e.Listen])
 			}
 		}
 	}
@@ -140,7 +140,7 @@ func (m Member) validate(listens []Listen) error {
 	}
 	for i, b := range m.Bound {
 		if b.Proto != listens[i].Proto {
-			return fmt.Errorf("bound %q is for listen %q: a socket of one protocol cannot serve the other; give them in the order of the listens", b, listens[i])
+			return fmt.Errorf("bound %q is for listen %q of another protocol: give them in the order of the listens", b, listens[i])
 		}
 	}
 	if m.Ready != nil {

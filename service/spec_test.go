@@ -41,9 +41,9 @@ func TestValidate(t *testing.T) {
 		"good": {spec(t, both, Member{Slot: 0, PID: 1}, Member{Slot: 3, Unit: "a.service"},
 			Member{Slot: 1, Cgroup: "/c"}, bound(t, Member{Slot: 2, PIDFile: "/p"}, "udp :1", "tcp :1")), 4, nil},
 		"no members":  {spec(t, both), 1, nil},
-		"no listen":   {spec(t, nil), 1, []string{"weir.yaml:10:5: services.telemetry: no listen: say what traffic it takes"}},
-		"same twice":  {spec(t, []string{"udp :1", "udp :1"}), 1, []string{`10:5: services.telemetry: "udp :1" and "udp :1" take the same packets`, `take the same packets`}},
-		"one family":  {spec(t, []string{"udp :1", "udp6 :1"}), 1, []string{`"udp :1" and "udp6 :1" take the same packets: remove one`}},
+		"no listen":   {spec(t, nil), 1, []string{"weir.yaml:10:5: services.telemetry: no listen: name its traffic"}},
+		"same twice":  {spec(t, []string{"udp :1", "udp :1"}), 1, []string{`10:5: services.telemetry: "udp :1" and "udp :1" cover the same packets`, `cover the same packets`}},
+		"one family":  {spec(t, []string{"udp :1", "udp6 :1"}), 1, []string{`"udp :1" and "udp6 :1" cover the same packets: remove one`}},
 		"no overlap":  {spec(t, []string{"udp 192.0.2.0/24:1", "udp :1", "tcp :1", "udp :2"}), 1, nil},
 		"same slot":   {spec(t, both, Member{Slot: 1, PID: 1}, Member{Slot: 1, PID: 2}), 4, []string{"weir.yaml:22:9: services.telemetry: two members in slot 1: pid 2 here and pid 1 in line 21"}},
 		"three":       {spec(t, both, Member{PID: 1}, Member{PID: 2}, Member{PID: 3}), 4, []string{"22:9: ", "23:9: services.telemetry: two members in slot 0: pid 3 here and pid 2 in line 22"}},
@@ -74,7 +74,7 @@ func TestValidateNames(t *testing.T) {
 		"": false, "@engine": false, "a.b": false, "a b": false, "../x": false, strings.Repeat("x", 64): false} {
 		s := spec(t, []string{"udp :1"})
 		s.Name = name
-		if errs := s.Validate(1); (len(errs) == 0) != ok || !ok && !strings.Contains(errs[0].Error(), "is no name for a service") {
+		if errs := s.Validate(1); (len(errs) == 0) != ok || !ok && !strings.Contains(errs[0].Error(), "is not a valid service name") {
 			t.Errorf("%q: %v", name, errs)
 		}
 	}

@@ -110,12 +110,12 @@ func TestApplyStatusRemove(t *testing.T) {
 	s.run(1, `weir: no service is steered: weir apply -f weir.yaml\n`, "steer", "where", "192.0.2.1")
 	outage := `slot 1 of service telemetry would stay empty \(on_empty: reject\) and take 50 % of the traffic of process \d+ \(.*\) at .*: no member is configured: name a member for it, or give it weight 0\n`
 	s.run(0, "would "+create+"would "+adopt+"outage: "+outage, "apply", "-f", file, "--dry-run")
-	s.run(1, "weir: the change takes traffic away that is served now, or protection that works now; nothing was changed:\n  "+outage+"fix the reason, or give --allow-outage\n", "apply", "-f", file)
+	s.run(1, "weir: the change would take served traffic or working protection away; nothing was changed:\n  "+outage+"fix the reason, or give --allow-outage\n", "apply", "-f", file)
 	s.run(0, `no services: .*`, "status")
 	s.run(0, create+adopt, "apply", "-f", file, "--allow-outage")
 	s.run(0, `nothing to change\n`, "apply", "-f", file)
 	s.run(0, `nothing to change\n`, "apply", "-f", file, "--dry-run")
-	s.run(1, `weir: reading the configuration: open /nonexistent.yaml: no such file or directory\n`, "apply", "-f", "/nonexistent.yaml")
+	s.run(1, `weir: read the configuration: open /nonexistent.yaml: no such file or directory\n`, "apply", "-f", "/nonexistent.yaml")
 	s.run(0, `SERVICE +LISTEN +SLOTS +EMPTY +ON EMPTY +NETNS\ntelemetry +udp 0.0.0.0:4739, tcp 0.0.0.0:4739 +2 +1 +reject +net:\[\d+\]\n`, "status")
 	s.run(0, fmt.Sprintf(`telemetry: udp .* engine sk_lookup, on_empty reject, seed \d+, .*\n  0 +admitted +\d+s +%d +pid %[1]d .*\n  1 +empty .*\n  slot 1 is empty: no member is configured\n`, os.Getpid()), "steer", "status")
 	s.run(1, `weir: no service "dns" is steered; there is telemetry\n`, "steer", "status", "dns")
@@ -125,7 +125,7 @@ func TestApplyStatusRemove(t *testing.T) {
 	}
 	s.run(0, "", "remove")
 	s.run(0, `no services: .*`, "status")
-	s.run(1, `weir: no feature "garde": there is steer, guard, filter, keeper, reroute, lb, backend\n`, "remove", "garde")
+	s.run(1, `weir: no feature "garde": want one of steer, guard, filter, keeper, reroute, lb, backend\n`, "remove", "garde")
 }
 
 // A root outside a BPF file system is an error. An empty or missing root on a BPF file system is an empty host.
@@ -212,7 +212,7 @@ func TestAdmit(t *testing.T) {
 	s.run(1, `weir: no such slot: telemetry has slots 0 to 1\n`, "steer", "admit", "telemetry", "--slot", "2", "--pid", pid)
 	s.run(2, `weir: telemetry is a service of the configuration, its members have slots: see weir steer admit and withdraw\n`, "steer", "register", "telemetry")
 	s.run(2, `weir: --bound goes with --pid, .*`, "steer", "admit", "telemetry", "--slot", "1", "--bound", "udp :1")
-	s.run(2, `weir: no such listen: "udp": .*`, "steer", "admit", "telemetry", "--slot", "1", "--pid", pid, "--bound", "udp")
+	s.run(2, `weir: invalid listen: "udp": .*`, "steer", "admit", "telemetry", "--slot", "1", "--pid", pid, "--bound", "udp")
 	s.run(1, `weir: bound has 1 entries and the service 2 listens: .*`, "steer", "admit", "telemetry", "--slot", "1", "--pid", pid, "--bound", "udp :4739")
 	closeTCP()
 	s.run(1, `weir: slot 0 of telemetry stays empty after 30ms: process `+pid+`: socket missing: tcp4 :4739\n`,

@@ -81,7 +81,7 @@ func TestStuckChangesEndWithinASecond(t *testing.T) {
 		remedy string
 		after  func(s session)
 	}{
-		{"remove:unpinned", apply, []string{"remove"}, "weir remove again finishes it", func(s session) {
+		{"remove:unpinned", apply, []string{"remove"}, "run weir remove again to finish it", func(s session) {
 			s.run(0, "", "remove")
 			s.run(0, "no services: .*", "status")
 		}},
@@ -98,10 +98,10 @@ func TestStuckChangesEndWithinASecond(t *testing.T) {
 		{"publish:staged", func(s session) {
 			apply(s)
 			s.run(0, ".*", "apply", "-f", configFile(t, ", seed: 7"), "--confirm", "1h")
-		}, []string{"rollback"}, "weir rollback again, or a running weir serve, goes on", func(s session) {
+		}, []string{"rollback"}, "run weir rollback again, or let a running weir serve continue", func(s session) {
 			// The process left behind by apply continues with the change at once.
 			nstest.Eventually(t, func() error {
-				if !strings.Contains(s.run(0, ".*", "status"), "taken back at") {
+				if !strings.Contains(s.run(0, ".*", "status"), "rolled back at") {
 					return errors.New("nobody takes the change back")
 				}
 				return nil
@@ -123,12 +123,12 @@ func TestLongChangesEndWithinASecond(t *testing.T) {
 	dir := root(t)
 	s := session{t, dir}
 	many := manyServices(t, services)
-	during(t, dir, "publish:staged", "apply", "-f", many).termed("weir: interrupted: taken back: everything is as it was")
+	during(t, dir, "publish:staged", "apply", "-f", many).termed("weir: interrupted: rolled back: everything is as before")
 	s.run(0, "no services: .*", "status")
 	s.run(0, ".*", "apply", "-f", many)
 	during(t, dir, "publish:staged", "bypass", "--all").termed("weir: half done: ", "the same command again finishes it")
 	s.run(0, ".*", "bypass", "--all")
-	during(t, dir, "remove:unpinned", "remove").termed("weir: half done: weir remove again finishes it")
+	during(t, dir, "remove:unpinned", "remove").termed("weir: half done: run weir remove again to finish it")
 	s.run(0, "", "remove")
 	s.run(0, "no services: .*", "status")
 

@@ -90,7 +90,7 @@ func TestLBCommands(t *testing.T) {
 	}
 	for _, remove := range [][]string{{"remove", "lb"}, {"lb", "remove"}} {
 		args := append([]string{"--root", root}, remove...)
-		if _, errs, status := weir(t, args...); status != exitFailed || !strings.Contains(errs, "takes traffic away") || !strings.Contains(errs, "spreads traffic now") {
+		if _, errs, status := weir(t, args...); status != exitFailed || !strings.Contains(errs, "take served traffic") || !strings.Contains(errs, "spreads traffic now") {
 			t.Errorf("%v: status %d: %s", remove, status, errs)
 		}
 	}

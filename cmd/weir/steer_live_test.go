@@ -35,7 +35,7 @@ func TestMoveDrainBypass(t *testing.T) {
 	s.run(0, `nothing to change\nwarning: slot 1 of service telemetry is drained, until weir steer undrain telemetry --slot 1\n`, "apply", "-f", file)
 	s.run(1, `weir: cannot move: no other slot of telemetry has any weight: nobody would be left\n`, "steer", "drain", "telemetry", "--slot", "0")
 	s.run(0, `.*warning: steer telemetry: slot 1 is drained\n.*`, "doctor")
-	refused := `weir: the change takes traffic away that is served now, or protection that works now; nothing was changed:\n  slot 1 of service telemetry is empty.*: no member is configured: name a member for it, or give it weight 0\nfix the reason, or give --allow-outage\n`
+	refused := `weir: the change would take served traffic or working protection away; nothing was changed:\n  slot 1 of service telemetry is empty.*: no member is configured: name a member for it, or give it weight 0\nfix the reason, or give --allow-outage\n`
 	s.run(0, `outage: slot 1 of service telemetry is empty, and would be given 50 % .*`, "steer", "undrain", "telemetry", "--slot", "1", "--dry-run")
 	s.run(1, refused, "steer", "undrain", "telemetry", "--slot", "1")
 	s.run(0, ``, "steer", "undrain", "telemetry", "--slot", "1", "--allow-outage")

@@ -90,7 +90,7 @@ func TestNewerABI(t *testing.T) {
 	}
 	set(abi + 1)
 	st, err := ReadState(t.Context(), w.root)
-	if err != nil || st.Err() == nil || !strings.Contains(st.Err().Error(), "use that weir") {
+	if err != nil || st.Err() == nil || !strings.Contains(st.Err().Error(), "use that version") {
 		t.Errorf("read: %v, %v", err, st.Err())
 	}
 	if p, err := (Feature{}).Plan(t.Context(), st, Config{}); err != nil || len(p.Steps) > 0 || len(p.Unread) != 1 || !strings.Contains(p.Warnings[0], "stays as it is") {

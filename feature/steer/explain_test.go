@@ -185,7 +185,7 @@ func TestParsePacket(t *testing.T) {
 	for args, want := range map[[3]string]string{
 		{"sctp", "192.0.2.7:1", "10.0.0.1:2"}:   "want udp or tcp",
 		{"udp", "192.0.2.7", "10.0.0.1:2"}:      "want an address and a port",
-		{"udp", "192.0.2.7:1", "[fe80::1]:2"}:   "not of one family",
+		{"udp", "192.0.2.7:1", "[fe80::1]:2"}:   "of different families",
 		{"udp", "router:1", "10.0.0.1:2"}:       "want an address and a port",
 		{"udp", "192.0.2.7:1", "10.0.0.1:2"}:    "",
 		{"tcp", "[fe80::1%e]:1", "[fe80::1]:1"}: "",

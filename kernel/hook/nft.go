@@ -64,7 +64,7 @@ func (a NFT) Attach(path, note string) error {
 		err = a.attach(info, note)
 	}
 	if err != nil {
-		return fmt.Errorf("attaching to %s: %w", a, explainNFT(err))
+		return fmt.Errorf("attach to %s: %w", a, explainNFT(err))
 	}
 	kernel.Step("nft:attached")
 	return nil
@@ -108,7 +108,7 @@ func sameBase(have, want *nftables.Chain) bool {
 func (a NFT) find(c *nftables.Conn) (*nftables.Chain, error) {
 	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
 	if err != nil {
-		return nil, fmt.Errorf("listing tables: %w", err)
+		return nil, fmt.Errorf("list tables: %w", err)
 	}
 	there := false
 	for _, t := range tables {
@@ -119,7 +119,7 @@ func (a NFT) find(c *nftables.Conn) (*nftables.Chain, error) {
 	}
 	chains, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
 	if err != nil {
-		return nil, fmt.Errorf("listing chains: %w", err)
+		return nil, fmt.Errorf("list chains: %w", err)
 	}
 	for _, ch := range chains {
 		if ch.Table.Name == a.Table && ch.Name == nftChain {
@@ -163,7 +163,7 @@ func (a NFT) Detach() error {
 		err = c.Flush()
 	}
 	if err != nil {
-		return fmt.Errorf("removing %s: %w", a, explainNFT(err))
+		return fmt.Errorf("remove %s: %w", a, explainNFT(err))
 	}
 	kernel.Step("nft:detached")
 	return nil
@@ -175,7 +175,7 @@ const xtBPFInfo = 2 + 2 + 4 + 512 + 8
 
 func xtBPFPinned(path string) (xt.InfoAny, error) {
 	if len(path) > 511 {
-		return nil, fmt.Errorf("the pin root is too long: xt_bpf takes paths of 511 bytes, and %s has %d", path, len(path))
+		return nil, fmt.Errorf("the pin root is too long: xt_bpf accepts paths of up to 511 bytes, and %s has %d", path, len(path))
 	}
 	b := make(xt.Unknown, xtBPFInfo)
 	binary.NativeEndian.PutUint16(b, 1) // XT_BPF_MODE_PATH_PINNED

@@ -33,7 +33,7 @@ func (g ReuseportGroup) String() string { return "reuseport group of " + g.Name 
 // Attach makes prog select for the group. It replaces the previous program: each packet meets one of the two.
 func (g ReuseportGroup) Attach(prog *ebpf.Program) error {
 	if err := unix.SetsockoptInt(g.FD, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_EBPF, prog.FD()); err != nil {
-		return fmt.Errorf("attaching to the %s: %w", g, err)
+		return fmt.Errorf("attach to the %s: %w", g, err)
 	}
 	return nil
 }
@@ -42,7 +42,7 @@ func (g ReuseportGroup) Attach(prog *ebpf.Program) error {
 func (g ReuseportGroup) Detach() error {
 	err := unix.SetsockoptInt(g.FD, unix.SOL_SOCKET, unix.SO_DETACH_REUSEPORT_BPF, 0)
 	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("detaching from the %s: %w", g, err)
+		return fmt.Errorf("detach from the %s: %w", g, err)
 	}
 	return nil
 }

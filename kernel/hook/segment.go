@@ -59,7 +59,7 @@ func (s Segment) Attach(prog *ebpf.Program, name string) error {
 	r := s.route()
 	r.Encap = e
 	if err := netlink.RouteReplace(r); err != nil {
-		return fmt.Errorf("%s: adding its route: %w", s, err)
+		return fmt.Errorf("%s: add its route: %w", s, err)
 	}
 	kernel.Step("segment:attached")
 	return nil
@@ -96,7 +96,7 @@ func (s Segment) Detach() error {
 	r := s.route()
 	r.LinkIndex = 0
 	if err := netlink.RouteDel(r); err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV) {
-		return fmt.Errorf("%s: removing its route: %w", s, err)
+		return fmt.Errorf("%s: remove its route: %w", s, err)
 	}
 	kernel.Step("segment:detached")
 	return nil
@@ -106,7 +106,7 @@ func (s Segment) routes() ([]netlink.Route, error) {
 	r := s.route()
 	all, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Dst: r.Dst, Table: r.Table}, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
 	if err != nil {
-		return nil, fmt.Errorf("%s: listing routes: %w", s, err)
+		return nil, fmt.Errorf("%s: list routes: %w", s, err)
 	}
 	return all, nil
 }
@@ -116,7 +116,7 @@ func Segments() ([]Segment, error) {
 	all, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Protocol: ownProtocol, Table: unix.RT_TABLE_UNSPEC},
 		netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
 	if err != nil {
-		return nil, fmt.Errorf("listing routes: %w", err)
+		return nil, fmt.Errorf("list routes: %w", err)
 	}
 	var out []Segment
 	for _, r := range all {

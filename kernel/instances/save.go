@@ -35,7 +35,7 @@ func (s Store[S]) Save(r *kernel.Root) ([]byte, error) {
 func (s Store[S]) Saved(text []byte) (out []Record[S], err error) {
 	var all []saved[S]
 	if err := json.Unmarshal(text, &all); err != nil {
-		return nil, fmt.Errorf("the saved instances of %s: %w", s.Feature, err)
+		return nil, fmt.Errorf("decode the saved instances of %s: %w", s.Feature, err)
 	}
 	for _, x := range all {
 		rec := Record[S]{Instance: s.Name(x.Scope, x.Name), Meta: kernel.Meta{ABI: s.ABI, Inode: x.ID.Inode, Cookie: x.ID.Cookie}, Spec: x.Spec}

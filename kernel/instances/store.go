@@ -89,7 +89,7 @@ func (s Store[S]) Decode(i kernel.Instance, m kernel.Meta) (Record[S], error) {
 	}
 	if len(m.Config) > 0 {
 		if err := json.Unmarshal(m.Config, &rec.Spec); err != nil {
-			return rec, fmt.Errorf("%s: its meta: %w", i, err)
+			return rec, fmt.Errorf("decode the meta of %s: %w", i, err)
 		}
 	}
 	if s.Fill != nil {

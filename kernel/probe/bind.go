@@ -16,7 +16,7 @@ import (
 
 // BindShare is setting SO_REUSEPORT on foreign sockets at bind.
 var BindShare = kernel.Need{Name: "bpf_setsockopt(SO_REUSEPORT) in cgroup bind hooks", Since: "6.1", Optional: true,
-	For: "share_port: daemons that share a port though they never ask for it",
+	For: "share_port: daemons share a port without asking for it",
 	Remedy: "use a newer kernel and mount cgroup2; or leave share_port out, give each daemon a port of its own, " +
 		"and name it with bound: in its member (engine: sk_lookup)",
 	Probe: probeBindShare}
@@ -45,12 +45,12 @@ func probeBindShare() error {
 		}
 		defer l.Close()
 		if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
-			return fmt.Errorf("binding a socket to try it: %w", err)
+			return fmt.Errorf("bind a test socket: %w", err)
 		}
 		if set, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT); err != nil {
 			return err
 		} else if set == 0 {
-			return errors.New("the kernel refuses that option there")
+			return errors.New("the kernel rejects the option in this hook")
 		}
 		return nil
 	})

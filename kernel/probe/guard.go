@@ -12,7 +12,7 @@ import (
 
 // CompareAndSwap updates words written by several CPUs.
 var CompareAndSwap = kernel.Need{Name: "atomic compare-and-exchange in BPF", Since: "5.12", Optional: true,
-	For: "limits that hold on several CPUs at once", Remedy: "use a newer kernel",
+	For: "limits across several CPUs", Remedy: "use a newer kernel",
 	Probe: probeInstructions(ebpf.SocketFilter, asm.Instructions{
 		asm.Mov.Imm(asm.R0, 0),
 		asm.StoreMem(asm.RFP, -8, asm.R0, asm.DWord),
@@ -42,7 +42,7 @@ var CgroupIngress = kernel.Need{Name: "cgroup_skb ingress hooks with links", Sin
 
 // PacketNetnsCookie gives a program at a socket the cookie of its network namespace.
 var PacketNetnsCookie = kernel.Need{Name: "bpf_get_netns_cookie in cgroup_skb hooks", Since: "6.15", Optional: true,
-	For: "guarding services at their sockets in one of several network namespaces; without it a guard takes datagrams to the same address and port in all of them for its service's",
+	For: "guarding services at their sockets in one of several network namespaces; without it a guard counts datagrams to the same address and port in all namespaces",
 	Probe: probeInstructions(ebpf.CGroupSKB, asm.Instructions{
 		asm.FnGetNetnsCookie.Call(),
 		asm.Mov.Imm(asm.R0, 1),

@@ -18,7 +18,7 @@ import (
 
 // SegmentFunction is a program as the function of an SRv6 segment.
 var SegmentFunction = kernel.Need{Name: "SRv6 functions in BPF (End.BPF)", Since: "4.18", For: "answering probes of links",
-	Remedy: "the kernel must be built with CONFIG_IPV6_SEG6_BPF; a peer that merely routes SRv6 can be probed with mode: echo",
+	Remedy: "the kernel must be built with CONFIG_IPV6_SEG6_BPF; probe a peer with plain SRv6 routing with mode: echo",
 	Probe: func() error {
 		kernel.LiftMemlock()
 		return kernel.ExplainProbe(features.HaveProgramHelper(ebpf.LWTSeg6Local, asm.FnLwtSeg6StoreBytes))
@@ -53,7 +53,7 @@ func probeModule(module, symbol string) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("nothing tells of %s: %w", module, err)
+		return fmt.Errorf("cannot determine whether %s is available: %w", module, err)
 	}
 	return errors.New("neither built in nor a module")
 }

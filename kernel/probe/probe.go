@@ -29,27 +29,27 @@ var SockMap = kernel.Need{Name: "socket maps", Since: "5.8", For: "holding membe
 
 // ExitTracepoint withdraws a member when its process exits.
 var ExitTracepoint = kernel.Need{Name: "raw tracepoint sched_process_exit with BTF", Since: "5.7", Optional: true,
-	For:    "withdrawing a member at its exit even where a child holds on to its sockets; without it, when the first socket closes",
+	For:    "withdrawing a member at its exit even if a child keeps its sockets open; without it, when the first socket closes",
 	Remedy: "the kernel must be built with CONFIG_DEBUG_INFO_BTF, and weir run in the initial pid namespace",
 	Probe: func() error {
 		if !units.IsInitPIDNamespace() {
-			return errors.New("weir does not run in the initial pid namespace, where process numbers mean the same to kernel and user")
+			return errors.New("weir does not run in the initial pid namespace")
 		}
 		return probeTracing()
 	}}
 
 // SocketTracepoint reports new listeners at once.
 var SocketTracepoint = kernel.Need{Name: "raw tracepoint inet_sock_set_state with BTF", Since: "5.7", Optional: true,
-	For:    "noticing TCP listeners by event; without it weir serve looks every second",
+	For:    "detecting TCP listeners by event; without it weir serve polls every second",
 	Remedy: "the kernel must be built with CONFIG_DEBUG_INFO_BTF", Probe: probeTracing}
 
 // RingBuffer carries events to user space.
 var RingBuffer = kernel.Need{Name: "BPF ring buffer", Since: "5.8", Optional: true,
-	For: "events of sockets and processes; without it weir serve looks every second", Probe: kernel.ProbeMap(ebpf.RingBuf)}
+	For: "events of sockets and processes; without it weir serve polls every second", Probe: kernel.ProbeMap(ebpf.RingBuf)}
 
 // PostBind reports bound UDP sockets at once.
 var PostBind = kernel.Need{Name: "cgroup post_bind hooks", Since: "4.17", Optional: true,
-	For:    "noticing UDP sockets by event; without them weir serve looks every second",
+	For:    "detecting UDP sockets by event; without them weir serve polls every second",
 	Remedy: "mount a cgroup2 file system: mount -t cgroup2 cgroup2 /sys/fs/cgroup",
 	Probe: func() error {
 		if _, err := units.CgroupRoot(); err != nil {
@@ -60,12 +60,12 @@ var PostBind = kernel.Need{Name: "cgroup post_bind hooks", Since: "4.17", Option
 
 // PacketFilter lets a program filter the packets of a packet socket.
 var PacketFilter = kernel.Need{Name: "BPF filters of packet sockets", Since: "4.18", Optional: true,
-	For:    "remembering the templates of flow exporters, for collectors that start; without them these wait for the next time an exporter sends its templates",
+	For:    "storing the templates of flow exporters for starting collectors; without them a collector waits until the exporter sends them again",
 	Remedy: "the kernel must be built with CONFIG_PACKET", Probe: probePacketFilter}
 
 // TCFilter is a filter of a device's incoming packets, with its helpers.
 var TCFilter = kernel.Need{Name: "tc filters that copy packets", Since: "4.18", Optional: true,
-	For:    "copy: a second service that gets every datagram of a first one",
+	For:    "copy: sending a service's datagrams to a second service too",
 	Remedy: "the kernel must be built with CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS", Probe: probeTCFilter}
 
 // TCRedirect is a program at a device that redirects packets, also into tunnels, and exchanges words of a map.
@@ -92,7 +92,7 @@ var SockDiag = kernel.Need{Name: "sock_diag for TCP and UDP", Since: "3.3", For:
 
 // DiagDestroy closes TCP sessions of other processes.
 var DiagDestroy = kernel.Need{Name: "sock_diag's closing of sockets", Since: "4.5", Optional: true,
-	For:    "resetting TCP sessions of routers that belong to another slot now; without it they are listed only",
+	For:    "resetting misplaced TCP sessions of routers; without it they are only listed",
 	Remedy: "the kernel must be built with CONFIG_INET_DIAG_DESTROY, and weir run with CAP_NET_ADMIN",
 	Probe: func() error {
 		// Destroy a non-existent socket: with the facility and the right the answer is ErrNoSocket.

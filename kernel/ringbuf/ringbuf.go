@@ -39,7 +39,7 @@ type Reader[T any] struct {
 func Open[T any](m *ebpf.Map) (*Reader[T], error) {
 	r, err := ringbuf.NewReader(m)
 	if err != nil {
-		return nil, fmt.Errorf("opening a ring buffer: %w", err)
+		return nil, fmt.Errorf("open ring buffer: %w", err)
 	}
 	return &Reader[T]{ring: r}, nil
 }
@@ -67,7 +67,7 @@ func (r *Reader[T]) next() (e T, err error) {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return e, ErrIdle
 	} else if err != nil {
-		return e, fmt.Errorf("reading an event: %w", err)
+		return e, fmt.Errorf("read event: %w", err)
 	}
 	// A record may be longer than T: a later version of a program may append fields.
 	if _, err := binary.Decode(rec.RawSample, binary.NativeEndian, &e); err != nil {
