@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# Where this machine gets its Debian packages from. Sourced by bootstrap and
-# by the scripts of vm/: the project names no mirror, it asks apt for the
-# machine's own and changes only the suite.
+# The Debian mirror of this machine, for bootstrap and the scripts of vm/. The
+# project configures no mirror. It asks apt for the machine's own and changes
+# only the suite.
 
 # apt_repos prints "URI CODENAME" of every Debian repository of this machine.
 apt_repos() {
@@ -12,8 +12,8 @@ apt_repos() {
 }
 
 # debian_mirror archive|security prints the URI of the archive, or of the security
-# archive. apt knows them only once it has read the lists, which images of
-# containers come without.
+# archive. apt knows them only after reading the lists. Container images have no
+# lists.
 debian_mirror() {
 	local repos codename uri
 	repos=$(apt_repos)
@@ -26,7 +26,7 @@ debian_mirror() {
 	if [ "$1" = security ]; then
 		local security
 		security=$(awk '$2 ~ /-security$/ { print $1; exit }' <<<"$repos")
-		# Mirrors carry the two side by side under these names.
+		# Mirrors have both side by side under these names.
 		uri=${security:-${uri/%debian\//debian-security/}}
 	fi
 	if [ -z "$uri" ]; then

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# What the scripts of vm/ share: Debian's kernels from the machine's own
-# mirror, an initramfs, QEMU. KVM is not asked for: where it is nested it may
-# hang, and software emulation boots these kernels in seconds.
+# Shared code of the scripts in vm/: Debian's kernels from the machine's own
+# mirror, an initramfs, QEMU. It does not use KVM, because nested KVM may hang
+# and software emulation boots these kernels in seconds.
 
 vm=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export root=${vm%/*}
-# Kernels and root filesystems are kept here between runs.
+# Kernels and root filesystems, kept between runs.
 cache=${WEIR_VM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/weir-vm}
 . "$vm/apt.sh"
 
@@ -15,7 +15,7 @@ die() {
 	exit 1
 }
 
-# need_tools fails with the remedy where a program is missing.
+# need_tools fails with the remedy if a program is missing.
 need_tools() {
 	local tool
 	for tool in "$@"; do
@@ -23,8 +23,8 @@ need_tools() {
 	done
 }
 
-# use_cache makes the cache and locks it, so that two runs do not unpack into
-# one place. release_cache ends the lock; the lock is not for running VMs.
+# use_cache creates the cache and locks it against concurrent unpacking.
+# release_cache releases the lock before VMs run.
 use_cache() {
 	mkdir -p "$cache/kernels" "$cache/apt/lists/partial" "$cache/apt/archives/partial"
 	exec 9>"$cache/lock"
@@ -35,8 +35,8 @@ release_cache() {
 	exec 9>&-
 }
 
-# vm_apt TOOL ARGUMENTS runs apt-get or apt-cache on a state of its own, so
-# that the machine's sources and lists stay as they are.
+# vm_apt TOOL ARGUMENTS runs apt-get or apt-cache with a separate state. The
+# machine's sources and lists do not change.
 vm_apt() {
 	local tool=$1
 	shift
@@ -46,8 +46,8 @@ vm_apt() {
 		-o Dir::Etc::sourcelist="$cache/apt/sources.list" -o Dir::Etc::sourceparts=- "$@"
 }
 
-# update_lists reads the kernel suites' lists, at most once a day. A machine
-# without network goes on with the kernels that it has.
+# update_lists reads the kernel suites' lists, at most once a day. Without
+# network the cached kernels are used.
 update_lists() {
 	[ -z "$(find "$cache/apt/updated" -mtime -1 2>/dev/null)" ] || return 0
 	local archive security signed=''
@@ -64,8 +64,8 @@ update_lists() {
 }
 
 # newest_kernel SERIES prints the newest package of a series: 5.10, 6.1, 6.12
-# or newest. From 7.x the image is an empty package that depends on
-# linux-binary and linux-modules; it may come a little later than those.
+# or newest. From 7.x the image is an empty package depending on linux-binary
+# and linux-modules. It may be published a little later than these.
 newest_kernel() {
 	local pattern
 	case $1 in
@@ -79,9 +79,9 @@ newest_kernel() {
 		sed -E 's/^linux-(image|binary)-//' | sort -V | tail -1
 }
 
-# fetch_kernel SERIES prints the directory that holds vmlinuz and lib/modules
-# of the newest kernel of the series, fetched if it is not there yet. Where it
-# cannot be fetched, the kernel of an earlier run serves.
+# fetch_kernel SERIES prints the directory with vmlinuz and lib/modules of the
+# newest kernel of the series, and fetches it if necessary. If the fetch fails,
+# it uses the kernel of an earlier run.
 fetch_kernel() {
 	local series=$1 version dir part package packages=()
 	if update_lists && version=$(newest_kernel "$series") && [ -n "$version" ]; then
@@ -102,7 +102,7 @@ fetch_kernel() {
 	echo "$dir"
 }
 
-# unpack_kernel DIR PACKAGES makes DIR whole or not at all.
+# unpack_kernel DIR PACKAGES creates DIR completely or not at all.
 unpack_kernel() {
 	local dir=$1 part=$1.part deb vmlinuz
 	shift
@@ -123,7 +123,7 @@ unpack_kernel() {
 	mv "$part" "$dir"
 }
 
-# keep_kernel SERIES DIR makes DIR the series' kernel and drops the one before.
+# keep_kernel SERIES DIR makes DIR the series' kernel and removes the old one.
 keep_kernel() {
 	local before
 	before=$(readlink -e "$cache/kernels/$1" || true)
@@ -131,10 +131,9 @@ keep_kernel() {
 	[ -z "$before" ] || [ "$before" = "$2" ] || rm -rf "$before"
 }
 
-# add_modules KERNEL_DIR INITRAMFS MODULES puts the modules and what they
-# depend on into INITRAMFS/modules, in the order of INITRAMFS/modules/list.
-# A module that is built in, or that the kernel does not have, drops out: a
-# test that wants it says so by a declared need.
+# add_modules KERNEL_DIR INITRAMFS MODULES copies the modules and their
+# dependencies into INITRAMFS/modules, in the order of INITRAMFS/modules/list.
+# It skips built-in and missing modules, because tests declare their needs.
 add_modules() {
 	local kernel=$1 into=$2/modules version module path
 	shift 2
@@ -153,7 +152,7 @@ add_modules() {
 	done >"$into/list"
 }
 
-# new_initramfs DIR INIT lays out DIR with busybox and INIT as /init.
+# new_initramfs DIR INIT creates DIR with busybox and INIT as /init.
 new_initramfs() {
 	mkdir -p "$1"/{bin,proc,sys,dev,run,tmp,etc}
 	cp "$(command -v busybox)" "$1/bin/busybox"
@@ -162,7 +161,7 @@ new_initramfs() {
 }
 
 # add_program INITRAMFS PROGRAM adds a program of this machine with its
-# libraries, ahead of busybox's of that name.
+# libraries. It precedes busybox's program of that name.
 add_program() {
 	local program file
 	program=$(command -v "$2")
@@ -180,9 +179,8 @@ pack_initramfs() {
 
 # start_qemu SECONDS DIR KERNEL CMDLINE ARGUMENTS boots KERNEL with
 # DIR/initramfs in the background. The guest's serial ports are files: ttyS0
-# the console, ttyS1 the tests' output, ttyS2 the exit status. $! is the
-# process to wait for; it ends QEMU when the time is over or when it is ended
-# itself.
+# the console, ttyS1 the tests' output, ttyS2 the exit status. Wait for the
+# process $!. It ends QEMU after the time limit, or at its own end.
 start_qemu() {
 	local seconds=$1 dir=$2 kernel=$3 cmdline=$4
 	shift 4
@@ -194,7 +192,7 @@ start_qemu() {
 		"$@" </dev/null >"$dir/qemu" 2>&1 &
 }
 
-# debian_root SUITE DIR PACKAGES makes a minimal Debian in DIR.
+# debian_root SUITE DIR PACKAGES creates a minimal Debian in DIR.
 debian_root() {
 	local suite=$1 dir=$2 log=$2.log mirror
 	shift 2

@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The driver of the systemd VM: runs inside it, as root, under systemd. In
-# /weir, which is in PATH, are weir and sink, the daemon that is steered.
-# Prints a line a check and exits with 1 if one failed.
+# The driver of the systemd VM: runs inside it, as root, under systemd. /weir is
+# in PATH and contains weir and sink, the steered daemon. Prints one line per
+# check and exits with 1 if one failed.
 set -uo pipefail
 
 failed=0
 
-# check WHAT COMMAND... runs COMMAND and says whether WHAT holds, and how long
-# it took.
+# check WHAT COMMAND... runs COMMAND and prints its verdict, its time and WHAT.
 check() {
 	local what=$1 output verdict=ok start=${EPOCHREALTIME/./}
 	shift
@@ -20,20 +19,20 @@ check() {
 	fi
 }
 
-# answers WANT udp|tcp ADDRESS:PORT [FROM [WAIT]] succeeds if WANT is what answers.
+# answers WANT udp|tcp ADDRESS:PORT [FROM [WAIT]] succeeds if WANT answers.
 answers() {
 	local got
 	got=$(sink ask ${4:+-from "$4"} ${5:+-wait "$5"} "$2" "$3") || return
 	[ "$got" = "$1" ] || { echo "$2 $3${4:+ from $4}: got $got, want $1"; return 1; }
 }
 
-# eventually SECONDS COMMAND... tries until it succeeds.
+# eventually SECONDS COMMAND... retries until success.
 eventually() {
 	local deadline=$((SECONDS + $1)) output
 	shift
 	until output=$("$@" 2>&1); do
 		[ "$SECONDS" -lt "$deadline" ] || { printf '%s\n' "$output"; return 1; }
-		sleep 1 # the commands above take most of the only CPU, which weir serve needs
+		sleep 1 # leave the only CPU to weir serve
 	done
 }
 
@@ -50,7 +49,7 @@ slot() {
 			'.services[] | select(.name == $service) | .slots[] | select(.slot == $slot) | .[$field]'
 }
 
-# slot_is STATE SERVICE SLOT succeeds if the slot is in that state.
+# slot_is STATE SERVICE SLOT succeeds if the slot has the state.
 slot_is() {
 	local got
 	got=$(slot "$2" state "$3") || return
@@ -58,7 +57,7 @@ slot_is() {
 }
 
 # each_source_answers SERVICE PORT [EMPTY] asks from 16 addresses, over both
-# protocols: the slot that weir names must answer, and none when it is EMPTY.
+# protocols. The slot reported by weir must answer, or none if it is EMPTY.
 each_source_answers() {
 	weir steer where --json --service "$1" 127.0.1.{1..16} >/tmp/where || return
 	jq -r --arg service "$1" --arg empty "${3:-}" \
@@ -71,7 +70,7 @@ main_pid() {
 	systemctl show --property MainPID --value "$1"
 }
 
-# crash UNIT kills its main process and remembers it in $pid.
+# crash UNIT kills its main process and stores its number in $pid.
 crash() {
 	pid=$(main_pid "$1")
 	if [ "$pid" = 0 ]; then
@@ -85,14 +84,14 @@ slot_names_main() { # SERVICE SLOT UNIT: the slot's process is the unit's
 	[ "$(slot "$1" pid "$2")" = "$(main_pid "$3")" ]
 }
 
-another_pid() { # UNIT PID: the unit runs, as another process than PID
+another_pid() { # UNIT PID: the unit runs with a main process other than PID
 	local now
 	now=$(main_pid "$1")
 	[ "$now" != 0 ] && [ "$now" != "$2" ]
 }
 
-# Daemons that know nothing of weir: one admitted by a line of its unit, two
-# that share an address, and one on sockets that systemd holds and passes.
+# Daemons without any knowledge of weir: one admitted by a line of its unit, two
+# with a shared address, and one on sockets passed by systemd.
 unit registered.service <<'EOF'
 [Service]
 Type=exec
@@ -126,7 +125,7 @@ Restart=always
 RestartSec=1
 EOF
 
-# On demand: systemd starts it when something arrives, and never by itself.
+# On demand: systemd starts it only when a packet arrives.
 unit demanded.socket <<'EOF'
 [Socket]
 ListenDatagram=127.0.0.1:4743
@@ -203,8 +202,8 @@ check 'the same sources return to it' each_source_answers named 4741
 check 'stopping a unit empties its slot' systemctl stop named@0.service
 check 'stopped: only its sources are rejected' each_source_answers named 4741 0
 
-# LISTEN_FDS: the sockets stay open when the daemon dies, and its successor
-# gets the same ones.
+# LISTEN_FDS: the sockets stay open after the daemon's death, and its successor
+# gets them.
 check 'a unit with LISTEN_FDS starts' systemctl start activated.service
 check 'its inherited sockets are adopted' eventually 120 slot_is admitted activated 0
 check 'they get every source' each_source_answers activated 4742
@@ -213,10 +212,9 @@ check 'killed: Restart= brings it back' eventually 120 another_pid activated.ser
 check 'its slot is admitted again' eventually 120 slot_is admitted activated 0
 check 'it gets every source again' each_source_answers activated 4742
 
-
-# What waits in systemd's sockets when the daemon dies is its successor's.
-# queued PORT UNIT stops the unit's process, sends over both protocols, kills it,
-# and wants both answered.
+# The successor serves requests queued in systemd's sockets at the daemon's death.
+# queued PORT UNIT NAME stops the unit's process, sends over both protocols, kills
+# the process, and expects NAME to answer both.
 queued() {
 	local status=0 asked
 	pid=$(main_pid "$2")
@@ -233,7 +231,7 @@ queued() {
 check 'what waits when it dies is answered by the next' queued 4742 activated.service activated-0
 check 'its slot is admitted once more' eventually 120 slot_is admitted activated 0
 
-# On demand, with keep: the slot stays open while no process is there.
+# On demand, with keep: the slot stays open without a process.
 check 'a unit on demand starts' systemctl start demanded.service
 check 'its slot is admitted' eventually 120 slot_is admitted demanded 0
 check 'it gets every source' each_source_answers demanded 4743

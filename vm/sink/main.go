@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command sink is the daemon of the systemd tests, one that knows nothing of
-// weir: `sink serve` answers every datagram and connection with its name, on
-// sockets of its own or on those that systemd passes (LISTEN_FDS). `sink ask`
-// is its client: it prints the name that answered, or how it was turned away.
-// `sink each` asks from many addresses in one process: under emulation the start
-// of one takes longer than a question.
+// Command sink is the daemon of the systemd tests, without any knowledge of weir. `sink serve`
+// answers every datagram and connection with its name. It uses its own sockets or those passed by
+// systemd (LISTEN_FDS). `sink ask` is its client: it prints the name in the answer, or the kind of
+// refusal. `sink each` asks from many addresses in one process, because under emulation a process
+// start takes longer than a question.
 package main
 
 import (
@@ -69,8 +68,8 @@ func serve(args []string) error {
 	return <-failed
 }
 
-// inherited takes the sockets of LISTEN_FDS (sd_listen_fds(3)): one stream
-// socket and one datagram socket, in any order.
+// inherited returns the sockets of LISTEN_FDS (sd_listen_fds(3)): one stream socket and one
+// datagram socket, in any order.
 func inherited() (listener net.Listener, packets net.PacketConn, err error) {
 	if os.Getenv("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
 		return nil, nil, errors.New("no -listen, and systemd passes no sockets to this process")
@@ -107,7 +106,7 @@ func open(address string, reuseport bool) (net.Listener, net.PacketConn, error) 
 		}
 		return err
 	}}
-	// Go's listeners are MPTCP by default; daemons that are steered are not.
+	// Go uses MPTCP for listeners by default; steered daemons do not.
 	config.SetMultipathTCP(false)
 	packets, err := config.ListenPacket(context.Background(), "udp", address)
 	if err != nil {
@@ -135,7 +134,7 @@ func answerDatagrams(packets net.PacketConn, name string) error {
 		if err != nil {
 			return err
 		}
-		// A client that has gone away is no reason to stop.
+		// Continue after a client is gone.
 		packets.WriteTo([]byte(name), from)
 	}
 }
@@ -156,8 +155,8 @@ func ask(args []string) error {
 	return nil
 }
 
-// each asks from every address of standard input, over both protocols, and fails at the first where another answers than is said
-// there.
+// each asks from every address on standard input, over both protocols. It fails at the first answer
+// from an unexpected name.
 func each(args []string) error {
 	flags := flag.NewFlagSet("each", flag.ExitOnError)
 	wait := flags.Duration("wait", 20*time.Second, "how long to wait for an answer")
@@ -189,8 +188,8 @@ func askEach(lines io.Reader, to string, wait time.Duration) error {
 	return in.Err()
 }
 
-// question returns the answerer's name, "refused" (TCP reset, ICMP port
-// unreachable) or "silence" (nothing in time).
+// question returns the name in the answer, "refused" (TCP reset, ICMP port unreachable) or
+// "silence" (no answer in time).
 func question(network, from, to string, wait time.Duration) (string, error) {
 	dialer := net.Dialer{Timeout: wait}
 	dialer.SetMultipathTCP(false)

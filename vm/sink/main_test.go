@@ -10,7 +10,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// In the host's namespace another test may take the ports, of which the last ones are to refuse.
+// In the host's namespace another test may use the ports, and the last ones must refuse.
 func TestMain(m *testing.M) { nstest.Main(m) }
 
 func TestAskAnswers(t *testing.T) {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command testlog reads the output of `go test -json` and prints what go test
-// prints without -json. It exits 1 if a test failed, if none ran, or if one
-// skipped for another reason than those named by -allow: a test may skip only
-// with a message that begins "need: REASON", and on a machine that should have
-// everything (CI, as root) a skip for want of root or of a tool is a failure.
+// Command testlog reads the output of `go test -json` and prints it like go test without -json. It
+// exits with 1 if a test failed, if none ran, or if a test skipped for a reason other than those
+// named by -allow. A test may skip only with a message beginning "need: REASON". On a complete
+// machine (CI, as root) a skip for lack of root or of a tool is a failure.
 package main
 
 import (
@@ -34,8 +33,8 @@ func main() {
 	}
 }
 
-// event is what test2json writes, a line each (go doc test2json), and what the
-// go command adds for the build (go help buildjson).
+// event is a line of test2json (go doc test2json), including the go command's build events (go help
+// buildjson).
 type event struct {
 	Action  string
 	Package string
@@ -53,9 +52,9 @@ type skip struct {
 type report struct {
 	out            io.Writer
 	allow          []string
-	output         map[test][]string // of tests that have not ended yet
+	output         map[test][]string // of running tests
 	passed, failed int
-	brokenPackages int // failed without a failed test: build errors, panics in init
+	brokenPackages int // packages failed without a failed test: build errors, panics in init
 	skips          []skip
 }
 
@@ -63,8 +62,7 @@ func newReport(out io.Writer, allow []string) *report {
 	return &report{out: out, allow: allow, output: map[test][]string{}}
 }
 
-// read consumes a whole stream. Lines that are no events, such as those of
-// make, pass through.
+// read consumes a whole stream. Other lines, such as output of make, pass through.
 func (r *report) read(in io.Reader) error {
 	lines := bufio.NewReader(in)
 	for {
@@ -90,7 +88,7 @@ func (r *report) add(e event) {
 	t := test{e.Package, e.Test}
 	switch e.Action {
 	case "output":
-		if benchmark.MatchString(e.Output) { // said to be of the test before it
+		if benchmark.MatchString(e.Output) { // attributed to the previous test
 			io.WriteString(r.out, e.Output)
 		} else if e.Test != "" {
 			r.output[t] = append(r.output[t], e.Output)
@@ -122,8 +120,8 @@ func (r *report) endTest(t test, action string) {
 	}
 }
 
-// endPackage counts a package that failed without a failed test: it does not
-// build, or one of its tests never ended.
+// endPackage counts a package failed without a failed test: it does not build, or one of its tests
+// never ended.
 func (r *report) endPackage(e event) {
 	unended := r.showUnended(e.Package)
 	if e.Action == "fail" && (unended || r.failed == 0) {
@@ -131,8 +129,8 @@ func (r *report) endPackage(e event) {
 	}
 }
 
-// showUnended prints what tests of a package printed that never ended: the
-// package panicked or ran out of time in one of them.
+// showUnended prints the output of a package's unfinished tests. The package panicked or timed out
+// in one of them.
 func (r *report) showUnended(pkg string) bool {
 	found := false
 	for t, output := range r.output {
@@ -159,7 +157,7 @@ func (r *report) print(output []string) {
 
 var message = regexp.MustCompile(`^\s+\S+\.go:\d+: (.*)`)
 
-// skipReason finds what the test passed to Skip, the last message before it ended.
+// skipReason returns the text passed to Skip: the last message before the end of the test.
 func skipReason(output []string) string {
 	for _, line := range slices.Backward(output) {
 		if m := message.FindStringSubmatch(line); m != nil {
@@ -176,9 +174,9 @@ func (r *report) allowed(reason string) bool {
 	})
 }
 
-// finish prints the skips and the counts; it tells whether all is well.
+// finish prints the skips and the counts. It reports success.
 func (r *report) finish() bool {
-	for t := range r.output { // the stream broke off
+	for t := range r.output { // the stream ended early
 		if r.showUnended(t.pkg) {
 			r.brokenPackages++
 		}
