@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 	nstest.Main(m)
 }
 
-// Addresses that no interface has.
+// Addresses not on any interface.
 const (
 	prefix4, prefix6 = "192.0.2.0/24", "2001:db8:7::/64"
 	every4, every6   = "192.0.2.77", "2001:db8:7::77" // bound with every port
@@ -41,7 +41,7 @@ func binding(prefix string, port uint16) bindings.Binding {
 	return bindings.Binding{Service: "echo", Prefix: p, Port: port, Proto: unix.IPPROTO_UDP}
 }
 
-// serve serves UDP at addresses, and leads the prefixes there.
+// serve serves UDP at addresses and binds the prefixes to the service.
 func serve(t *testing.T, addresses ...string) {
 	t.Helper()
 	nstest.NeedRoot(t)
@@ -61,7 +61,7 @@ func serve(t *testing.T, addresses ...string) {
 		raw, err := c.SyscallConn()
 		if err == nil {
 			err = control(raw, func(fd int) error {
-				sockets = append(sockets, bindings.Registration{Service: "echo", FD: fd}) // open until the test ends
+				sockets = append(sockets, bindings.Registration{Service: "echo", FD: fd}) // open until the end of the test
 				return nil
 			})
 		}
@@ -107,7 +107,7 @@ func serve(t *testing.T, addresses ...string) {
 		locked(func(l *kernel.WriteLock) error {
 			_, err := bindings.UnregisterSockets(l, ns, "echo")
 			if errors.Is(err, kernel.ErrNotExist) {
-				err = nil // they went with the last binding, if they were closed first
+				err = nil // removed with the last binding, if they were closed first
 			}
 			return err
 		})
@@ -117,8 +117,8 @@ func serve(t *testing.T, addresses ...string) {
 	}
 }
 
-// ask sends data and returns the answer. The client's socket is connected, so the
-// kernel drops what comes from elsewhere than it sent to.
+// ask sends data and returns the answer. The client's socket is connected, so the kernel drops
+// answers from other addresses or ports.
 func ask(c net.Conn, data []byte) ([]byte, error) {
 	if _, err := c.Write(data); err != nil {
 		return nil, err
@@ -141,14 +141,15 @@ func wantEcho(t *testing.T, to string, data []byte) {
 	}
 }
 
-// The same for sockets bound to one address and for one of both families.
+// TestAnswersFromWhereItWasAsked checks the source of answers, for sockets bound to one address and
+// for one of both families.
 func TestAnswersFromWhereItWasAsked(t *testing.T) {
 	for _, addresses := range [][]string{{"127.0.0.1:9999", "[::1]:9999"}, {":9999"}} {
 		t.Run(fmt.Sprint(addresses), func(t *testing.T) {
 			serve(t, addresses...)
 			for _, to := range []string{
 				"192.0.2.23:9999", "[2001:db8:7::23]:9999", // the socket's port
-				"192.0.2.23:4321", "[2001:db8:7::23]:4321", // another
+				"192.0.2.23:4321", "[2001:db8:7::23]:4321", // another port
 				every4 + ":53", "[" + every6 + "]:53", every4 + ":40000", "[" + every6 + "]:40000",
 				"127.0.0.1:9999", "[::1]:9999", // no binding
 			} {
@@ -161,8 +162,8 @@ func TestAnswersFromWhereItWasAsked(t *testing.T) {
 	}
 }
 
-// Many clients of one address and port are answered from it at once, each by all of
-// its answers.
+// TestAnswersFromOnePortAtOnce checks that many clients of one address and port get all their
+// answers from it at once.
 func TestAnswersFromOnePortAtOnce(t *testing.T) {
 	serve(t, ":9999")
 	var all sync.WaitGroup
@@ -188,8 +189,8 @@ func TestAnswersFromOnePortAtOnce(t *testing.T) {
 	all.Wait()
 }
 
-// The socket from which replyFromPort answers takes nothing that is meant for the
-// service, as long as it is not connected.
+// TestAnswerSocketTakesNothing checks that the unconnected socket of replyFromPort receives nothing
+// meant for the service.
 func TestAnswerSocketTakesNothing(t *testing.T) {
 	serve(t, "127.0.0.1:9999", "[::1]:9999")
 	for _, at := range []string{every4 + ":7000", "[" + every6 + "]:7000"} {
@@ -216,7 +217,7 @@ func TestAnswerSocketTakesNothing(t *testing.T) {
 		if n, _, err := p.ReadFrom(make([]byte, 100)); !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("%s: the socket took %d bytes, %v", at, n, err)
 		}
-		// The same, connected, takes what the client sends: this test can fail.
+		// Connected, the same socket receives the client's datagrams: this test can fail.
 		raw, err := p.(*net.UDPConn).SyscallConn()
 		if err == nil {
 			client := c.LocalAddr().(*net.UDPAddr).AddrPort()
@@ -241,7 +242,7 @@ func TestAnswerSocketTakesNothing(t *testing.T) {
 	}
 }
 
-// Sockets that were bound by somebody else, as by systemd.
+// TestPassedSockets checks sockets bound by another process, as by systemd.
 func TestPassedSockets(t *testing.T) {
 	nstest.NeedRoot(t)
 	var lc net.ListenConfig
@@ -269,7 +270,7 @@ func TestPassedSockets(t *testing.T) {
 	child := nstest.Start(t, c)
 	child.Expect("listening on tcp [::]:9998")
 	child.Expect("listening on udp [::]:9998")
-	wantEcho(t, "127.0.0.7:9998", []byte("hello")) // the kernel would answer from 127.0.0.1
+	wantEcho(t, "127.0.0.7:9998", []byte("hello")) // by default the kernel would answer from 127.0.0.1
 	wantEcho(t, "[::1]:9998", []byte("hello"))
 	conn, err := net.Dial("tcp", "127.0.0.7:9998")
 	if err != nil {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command echo sends back what it gets, over TCP and UDP, and so that whatever
-// weir binds to it works: any address, any port, any number of them.
+// Command echo sends back its input, over TCP and UDP. It supports all bindings of weir: any
+// address, any port, any number of them.
 //
 //	echo -listen 127.0.0.1:9999 -listen [::1]:9999
 //
-// Without -listen it serves the sockets that it was passed (LISTEN_FDS).
+// Without -listen it serves the sockets passed in LISTEN_FDS.
 package main
 
 import (
@@ -57,8 +57,7 @@ func open(addresses []string) (streams []net.Listener, packets []*net.UDPConn, e
 		return passed()
 	}
 	var config net.ListenConfig
-	// Go's listeners are MPTCP sockets unless told otherwise, and no program can
-	// give connections to those.
+	// Go uses MPTCP for listeners by default, and no BPF program can assign connections to those.
 	config.SetMultipathTCP(false)
 	for _, address := range addresses {
 		l, err := config.Listen(context.Background(), "tcp", address)
@@ -74,8 +73,7 @@ func open(addresses []string) (streams []net.Listener, packets []*net.UDPConn, e
 	return streams, packets, nil
 }
 
-// passed returns the sockets that whoever started this process opened for it, as
-// systemd does (sd_listen_fds(3)).
+// passed returns the sockets passed by the parent process, as by systemd (sd_listen_fds(3)).
 func passed() (streams []net.Listener, packets []*net.UDPConn, err error) {
 	n, _ := strconv.Atoi(os.Getenv("LISTEN_FDS"))
 	if pid := os.Getenv("LISTEN_PID"); n < 1 || pid != "" && pid != strconv.Itoa(os.Getpid()) {
@@ -105,14 +103,13 @@ func passed() (streams []net.Listener, packets []*net.UDPConn, err error) {
 			}
 			packets = append(packets, udp)
 		}
-		file.Close() // what net returns is a duplicate
+		file.Close() // net returned a duplicate
 	}
 	return streams, packets, nil
 }
 
-// serveTCP needs to do nothing for bindings: a connection that it accepts has the
-// address and the port that the client connected to (c.LocalAddr()), whatever the
-// listener is bound to.
+// serveTCP needs no code for bindings. An accepted connection has the address and port used by the
+// client (c.LocalAddr()), for any address of the listener.
 func serveTCP(l net.Listener) error {
 	for {
 		c, err := l.Accept()
@@ -121,7 +118,7 @@ func serveTCP(l net.Listener) error {
 		}
 		go func() {
 			defer c.Close()
-			_, _ = io.Copy(c, c) // ends with the connection, however that does
+			_, _ = io.Copy(c, c) // ends with the connection
 		}()
 	}
 }

@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A UDP socket answers from what it is bound to, unless told otherwise, and a client
-// drops an answer that comes from elsewhere than it sent to. So serveUDP asks for the
-// destination of every datagram, and reply answers from there.
+// By default a UDP socket answers from its own address, and a client drops an answer from another
+// address or port than it sent to. So serveUDP requests the destination of every datagram, and
+// reply answers from there.
 func serveUDP(c *net.UDPConn) error {
 	own := c.LocalAddr().(*net.UDPAddr).AddrPort().Port()
 	raw, err := c.SyscallConn()
@@ -38,12 +38,12 @@ func serveUDP(c *net.UDPConn) error {
 			err = replyFromPort(data[:n], to, from)
 		}
 		if err != nil {
-			log.Printf("to %s: %v", from, err) // its client may be gone; the others are not
+			log.Printf("to %s: %v", from, err) // its client may be gone, but others may not
 		}
 	}
 }
 
-// askDestination has datagrams come with the address and port that they were sent to.
+// askDestination makes recvmsg(2) return the destination address and port of each datagram.
 func askDestination(fd int) error {
 	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	if err != nil {
@@ -53,20 +53,20 @@ func askDestination(fd int) error {
 		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVORIGDSTADDR, 1); err != nil {
 			return fmt.Errorf("IPV6_RECVORIGDSTADDR: %w", err)
 		}
-		// A route of type local suffices for IPv4 to take an address for the host's
-		// own. IPv6 asks the interfaces, unless the socket says that it does not mind.
+		// For IPv4 a route of type local is enough to accept an address as the host's own. IPv6
+		// checks the interfaces, unless the socket has this option.
 		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_FREEBIND, 1); err != nil {
 			return fmt.Errorf("IPV6_FREEBIND: %w", err)
 		}
 	}
-	// Also for IPv6: a dual-stack socket gets datagrams of IPv4.
+	// Also for IPv6: a dual-stack socket receives IPv4 datagrams.
 	if err := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_RECVORIGDSTADDR, 1); err != nil {
 		return fmt.Errorf("IP_RECVORIGDSTADDR: %w", err)
 	}
 	return nil
 }
 
-// destination finds in control messages where a datagram was sent to.
+// destination returns the destination of a datagram from its control messages.
 func destination(oob []byte) (netip.AddrPort, error) {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
@@ -83,7 +83,7 @@ func destination(oob []byte) (netip.AddrPort, error) {
 	return netip.AddrPort{}, fmt.Errorf("the kernel did not say where a datagram was sent to")
 }
 
-// reply sends from an address, and from the port that the socket is bound to.
+// reply sends from an address, and from the port of the socket.
 func reply(c *net.UDPConn, data []byte, from netip.Addr, to netip.AddrPort) error {
 	var oob []byte
 	if from.Is4() {
@@ -95,13 +95,13 @@ func reply(c *net.UDPConn, data []byte, from netip.Addr, to netip.AddrPort) erro
 	return err
 }
 
-// replyFromPort sends from an address and port, which takes a socket that is bound to
-// them: a control message can say the address only. It is for bindings of another port
-// than the socket's own, or of every port.
+// replyFromPort sends from an address and port. This requires a socket bound to them, because a
+// control message can only set the address. It is for bindings of another port than the socket's
+// own, or of every port.
 //
-// Nothing arrives at this socket that was meant for the service, since the kernel asks
-// weir's program first. It is not to be connected: connected sockets come before the
-// program, and it would take the client's next datagram.
+// This socket receives nothing meant for the service, because the kernel runs weir's program first.
+// Do not connect it: connected sockets precede the program, and it would receive the client's next
+// datagram.
 func replyFromPort(data []byte, from, to netip.AddrPort) error {
 	config := net.ListenConfig{Control: answerFrom}
 	c, err := config.ListenPacket(context.Background(), "udp", from.String())
@@ -113,7 +113,7 @@ func replyFromPort(data []byte, from, to netip.AddrPort) error {
 	return err
 }
 
-// answerFrom prepares a socket to be bound to an address that no interface has.
+// answerFrom prepares a socket to be bound to an address not on any interface.
 func answerFrom(network, _ string, c syscall.RawConn) error {
 	return control(c, func(fd int) error {
 		if network == "udp6" {
@@ -121,7 +121,7 @@ func answerFrom(network, _ string, c syscall.RawConn) error {
 				return err
 			}
 		}
-		// Others may be answering from the same port.
+		// Other sockets may be answering from the same port.
 		return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 	})
 }

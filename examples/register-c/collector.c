@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * A collector that gives itself slot 0 of the service telemetry: cc -I../../clients/c collector.c
+ * A self-registering collector for slot 0 of the service telemetry. Build it by
+ * cc -I../../clients/c collector.c
  *
  *	services:
  *	  telemetry:

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command register-go is a collector that gives itself slot 0 of the service
-// telemetry:
+// Command register-go is a self-registering collector for slot 0 of the service telemetry:
 //
 //	services:
 //	  telemetry:
