@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Run `make help` for the targets; `sudo ./bootstrap TARGET` installs first
-# what a target needs.
+# Run `make help` for the targets. `sudo ./bootstrap TARGET` first installs the
+# packages of a target.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -12,23 +12,23 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo deve
 TESTFLAGS ?=
 BENCHTIME ?= 1s
 
-# No cgo: one static binary for every machine. Built twice from one commit,
-# wherever that is, it is the same to the bit (hence -trimpath).
+# No cgo: one static binary for every machine. -trimpath makes builds of one
+# commit identical to the bit on all machines.
 export CGO_ENABLED = 0
 BUILD := $(GO) build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)'
 
-# Objects are compared to the bit, so one compiler makes them.
+# Objects are compared to the bit, so use one compiler.
 export BPF2GO_CC = clang-14
 export BPF2GO_STRIP = llvm-strip-14
 GENERATED := *_bpfe[lb].go *_bpfe[lb].o *_bpfe[lb].image *_x86_bpfel.go *_x86_bpfel.o
 
-# The product, then the lab: its module has libraries of its own. (lab/peers/goflow2 is built alone.)
+# The product, then the lab, a module with its own libraries. (lab/peers/goflow2 is built separately.)
 MODULES := . lab
 
-# each COMMAND: runs it in every module, also after a failure in one.
+# each COMMAND: runs it in every module, even after a failure.
 each = @status=0; for m in $(MODULES); do (set -x; cd "$$m"; $(1)) || status=1; done; exit $$status
 
-# files PATTERNS: what git knows or would add; not what is ignored, nor deleted.
+# files PATTERNS: existing files tracked by git, and new ones not ignored.
 files = $(sort $(wildcard $(shell git ls-files --cached --others --exclude-standard -- $(1))))
 
 .PHONY: help
@@ -41,29 +41,29 @@ build: ## bin/weir and bin/weir-lab, static
 	$(BUILD) -o bin/ ./cmd/...
 	cd lab && $(BUILD) -o ../bin/ ./cmd/...
 
-# Packages that mostly wait, and measure nothing: four at once on two CPUs. With more than two at once of the others, tests
-# that measure fail. The longest come first: others run beside them.
+# WAITING packages mostly wait and measure nothing: four at once on two CPUs. Of the others only two run at once, because
+# more would disturb measurements. The longest start first, in parallel with others.
 WAITING := ./host ./feature/steer ./feature/handoff/backend ./clients/go/handoff ./cmd/weir ./feature/handoff/lb
 LONGEST := ./feature/reroute/bfd/engine ./feature/reroute/liveness ./feature/reroute/protect
 
 .PHONY: test
-test: build bin/goflow2 ## all tests; as root, or those that need the kernel skip
+test: build bin/goflow2 ## all tests; without root, tests needing the kernel skip
 	@waiting=$$($(GO) list $(WAITING)); others=$$($(GO) list ./... | grep -vxF "$$waiting"); status=0; \
 	run() { $(GO) test -timeout 20m $(TESTFLAGS) "$$@" || status=1; }; \
 	run -p 4 $(WAITING); run -p 2 $(LONGEST) $$others; cd lab; run -p 2 ./replay ./...; exit $$status
 
-# Packages whose tests the race detector watches: those in which goroutines share most, sessions and their agents above all.
-# Left out for time (CI gives four minutes; the detector makes Go three to five times as slow): steer, guard, filter, table,
-# kernel, host, cmd and lab, whose tests wait for the kernel and for processes of other programs, and handoff itself, whose
-# members are such processes; reroute, whose tests measure milliseconds. Run them by RACE=./feature/steer or RACE=./lab/rig
-# after a change. Of the backend, tests that wait 45 s for timers of keepalived and BIRD are left out too.
+# Packages for the race detector: the ones with most shared state, above all sessions and their agents. Others are omitted
+# for time (CI allows four minutes, and the detector makes Go three to five times as slow). Tests of steer, guard, filter,
+# table, kernel, host, cmd and lab wait for the kernel and for other programs, and so does handoff itself. Tests of reroute
+# measure milliseconds. Run them with RACE=./feature/steer or RACE=./lab/rig after a change. For the backend, tests waiting
+# 45 s for timers of keepalived and BIRD are omitted, too.
 RACE := $(addprefix ./feature/handoff/,backend keeper lb move packetbuf peer quarantine repair sock wire) ./service ./workload \
 	$(addprefix ./internal/,accept awake bounded fdstore netns pidfd ratelog safefile scrape sockdiag units users)
 
 lab := ./lab/%
 
 .PHONY: test-race
-test-race: ## tests under the race detector, which needs gcc; RACE names packages
+test-race: ## tests under the race detector (needs gcc); RACE names packages
 	@reports=$$(mktemp -d) status=0; chmod 1777 "$$reports"; \
 	race() { [ $$# = 1 ] || CGO_ENABLED=1 GORACE=log_path=$$reports/race \
 		$(GO) -C "$$1" test -race -short -count 1 -p 2 -timeout 10m -skip '^Test(Keepalived|BGP)$$' $(TESTFLAGS) "$${@:2}" || status=$$?; }; \
@@ -72,11 +72,11 @@ test-race: ## tests under the race detector, which needs gcc; RACE names package
 	rm -rf "$$reports"; exit $$status
 
 .PHONY: test-every-step
-test-every-step: ## all tests; those that kill something at each step of a change leave no step out
+test-every-step: ## all tests, with a kill at every step of a change
 	WEIR_EVERY_STEP=1 $(MAKE) test
 
 .PHONY: hammer
-hammer: build bin/goflow2 bin/standstill ## all tests, four packages at once, and all experiments, while the host stands still again and again (an hour)
+hammer: build bin/goflow2 bin/standstill ## all tests, four packages at once, and all experiments, during repeated stalls of the host (an hour)
 	failed=; for m in $(MODULES); do \
 		bin/standstill $(GO) -C "$$m" test -count 1 -p 4 -timeout 60m $(TESTFLAGS) ./... || failed+=" tests of $$m"; \
 	done; \
@@ -88,13 +88,13 @@ bin/standstill:
 	@mkdir -p bin
 	cd lab && $(GO) build -buildvcs=false -o ../$@ ./standstill
 
-# A collector that tests run, from a module of its own: its dependencies are none of weir's.
+# A collector for tests, from a separate module to keep its dependencies out of weir.
 bin/goflow2: lab/peers/goflow2/go.mod lab/peers/goflow2/go.sum
 	@mkdir -p bin
 	cd lab/peers/goflow2 && $(GO) build -buildvcs=false -trimpath -o ../../../bin/goflow2 github.com/netsampler/goflow2/v2/cmd/goflow2
 
 .PHONY: bin/testlog
-bin/testlog: # prints go test's events, and judges skips
+bin/testlog: # prints go test's events, and checks skips
 	@mkdir -p bin
 	$(GO) build -buildvcs=false -o $@ ./vm/testlog
 
@@ -103,7 +103,7 @@ bench: ## all benchmarks (BENCHTIME=1s)
 	$(call each,$(GO) test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) $(TESTFLAGS) ./...)
 
 .PHONY: bench-once
-bench-once: ## every benchmark for one iteration, so that none rots
+bench-once: ## every benchmark for one iteration, to keep them working
 	$(call each,$(GO) test -run '^$$' -bench . -benchtime 1x $(TESTFLAGS) ./...)
 
 .PHONY: results
@@ -115,7 +115,7 @@ generate: ## compile the BPF programs and write their Go
 	$(call each,$(GO) generate ./...)
 
 .PHONY: check-generated
-check-generated: generate ## fail if the committed objects are not what the sources give
+check-generated: generate ## fail if the committed objects do not match the sources
 	git diff --exit-code --stat -- $(foreach g,$(GENERATED),'$(g)')
 	@new=$$(git ls-files --others --exclude-standard -- $(foreach g,$(GENERATED),'$(g)')); \
 	if [ -n "$$new" ]; then echo "generated, but not committed:"; echo "$$new"; exit 1; fi
@@ -144,13 +144,13 @@ vm: ## the tests of vm/packages on Debian's kernels 5.10, 6.1, 6.12 and newest, 
 	WEIR_VM_BESIDE=$(BESIDE) WEIR_VM_BUDGET=$(BUDGET) vm/run
 
 .PHONY: vm-systemd
-vm-systemd: build ## the tests that need systemd as PID 1, under QEMU
+vm-systemd: build ## the tests with systemd as PID 1, under QEMU
 	vm/systemd
 
 .PHONY: bare
-bare: ## bootstrap test and demo in a Debian 12 that has only git and sudo (half an hour)
+bare: ## bootstrap test and demo in a Debian 12 with only git and sudo (half an hour)
 	vm/bare
 
 .PHONY: clean
-clean: ## remove what was built
+clean: ## remove build results
 	rm -rf bin
