@@ -36,7 +36,7 @@ var kinds = []kind{
 	{"nginx", "tcp 0.0.0.0:8080, tcp 0.0.0.0:8443", unix.SIGQUIT, 300 * time.Millisecond, 20 * time.Second, writeNginx, readyTCP("8443")},
 	{"knot", "udp 0.0.0.0:53, tcp 0.0.0.0:53", unix.SIGTERM, 200 * time.Millisecond, 300 * time.Millisecond, writeKnot, readyDNS},
 	{"caddy", "udp 0.0.0.0:443, tcp 0.0.0.0:443", unix.SIGTERM, 1200 * time.Millisecond, 20 * time.Second, writeCaddy, readyTCP("443")},
-	// The clients of the next ones are busy beyond the deadline, except nginx's: it ends them in time.
+	// The clients of the next ones are busy beyond the deadline. Only nginx ends their connections in time.
 	{"keep-nginx", "tcp 0.0.0.0:8081", unix.SIGQUIT, 200 * time.Millisecond, 20 * time.Second, writeKeepNginx, readyTCP("8081")},
 	{"keep-haproxy", "tcp 0.0.0.0:8082", unix.SIGUSR1, 200 * time.Millisecond, 600 * time.Millisecond, writeKeepHAProxy, readyTCP("8082")},
 	{"keep-caddy", "tcp 0.0.0.0:8083", unix.SIGTERM, 200 * time.Millisecond, 600 * time.Millisecond, writeKeepCaddy, readyTCP("8083")},

@@ -213,7 +213,7 @@ func (x *experiment) once(ctx context.Context, c cut) error {
 	return x.world.all(ctx, "both links are up again", up)
 }
 
-// direction reports whether the receiving end knows from the other end that it is not heard.
+// direction reports whether the end still receiving shows its outgoing direction as down.
 func (x *experiment) direction(ctx context.Context, c cut) (bool, error) {
 	hears := x.world.names[x.world.r1]
 	if c == inwards {

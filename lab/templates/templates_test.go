@@ -153,7 +153,7 @@ func sentSince(exporters []*exporter, then time.Time) bool {
 }
 
 // judge ends the collectors and reports faults in their decoded records. They must have decoded all records
-// sent later than blind after from. With no blindness, no sequence may have gaps.
+// sent after from plus blind. With no blindness, no sequence may have gaps.
 func judge(t *testing.T, collectors []*collector, exporters []*exporter, from time.Time, blind time.Duration) (wrong []string) {
 	decoded := map[*collector]map[record]bool{}
 	for _, c := range collectors {
