@@ -19,7 +19,7 @@ type reason struct {
 	where  string
 }
 
-// Documented differences in dissecting a packet (docs/FILTER.md, "What a hook sees").
+// Documented differences in dissecting a packet, see docs/FILTER.md.
 var (
 	carried = reason{why: "what tunnels and ICMP errors carry is not looked at", only: sharkOnly, labels: []string{"port unreachable", "fragmentation needed", "time exceeded", "redirect",
 		"ipv6 packet too big", "ipv6 port unreachable", "gre ipv4 inside", "gre ipv6 inside", "ipip", "6in4", "4in6", "6in6", "vxlan", "mpls", "pppoe"}}

@@ -36,7 +36,7 @@ type Packet struct {
 
 // Source is a source address of either family. For IPv4 it is Identity. For IPv6, Identity is the
 // lower half of a /64 below 2001:db8::/32, and Host is the interface identifier. Identities of one
-// IPv4 /24 therefore share an IPv6 /56, and those of one /16 an IPv6 /48.
+// IPv4 /24 therefore share an IPv6 /56, and identities of one /16 an IPv6 /48.
 type Source struct {
 	Identity uint32
 	Host     uint32 // IPv6 only
