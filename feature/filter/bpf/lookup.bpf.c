@@ -1,8 +1,9 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * Lookups in a list of prefixes. The program is there for the functions, which the compiler takes out of the object and puts
- * behind its own code, once for each list, with the maps of that list.
+ * Lookups in a list of prefixes. The compiler of filters takes the functions out of the object and
+ * appends them to its own code, once for each list, with the maps of that list. The program itself
+ * is not used.
  */
 #include <linux/bpf.h>
 
@@ -12,7 +13,7 @@
 
 TABLE_MAPS(list)
 
-/* Global functions are verified once, however many rules call them. An address is in host byte order. */
+/* Global functions are verified once, for any number of callers. Addresses are in host byte order. */
 __attribute__((noinline)) __u32 list_four(__u32 ip)
 {
 	return TABLE_LOOKUP4(list, ip);
