@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * Priority admission with reservations: which tier a packet is of, and whether the total has room for
- * it. Every hook ends here, so the same packets meet the same decisions.
+ * Priority admission with reservations: the tier of a packet, and the check for room in the total.
+ * Every hook uses it, so equal packets get equal decisions.
  */
 #ifndef WEIR_GUARD_ADMIT_H
 #define WEIR_GUARD_ADMIT_H
@@ -12,24 +12,24 @@
 #include "source.h"
 #include "top.h"
 
-/* A packet, as the algorithm sees it. */
+/* A packet for the algorithm. */
 struct guard_packet {
 	__u64 now;     /* ns */
-	__u64 source;  /* keyed hash of who sends: an IPv4 address, or an IPv6 /64 */
-	__u64 net;     /* its /24 or /48, not hashed yet: that is done only under attack */
+	__u64 source;  /* keyed hash of the source: an IPv4 address, or an IPv6 /64 */
+	__u64 net;     /* its /24 or /48, hashed only under attack */
 	__u64 port;    /* its source port */
 	__u64 host;    /* the IPv6 address, keyed, not hashed yet; 0 for IPv4 */
-	__u32 packets; /* datagrams that the kernel has merged into it: 1 to GUARD_MERGED */
+	__u32 packets; /* merged datagrams: 1 to GUARD_MERGED */
 };
 
-/* What one decision needs at hand. No pointers: functions of their own get it as memory. */
+/* Values of one decision. No pointers: separate functions receive it as memory. */
 struct guard_moment {
 	__u64 ticks;
-	__u64 dice;  /* from the time and the secret hash: nobody outside can foresee it */
+	__u64 dice;  /* from the time and the secret hash: unpredictable from outside */
 	__u32 epoch; /* of the guard */
-	__u32 own; /* of the source: their epochs begin at different times, or all would burst at once */
-	__u32 phase;  /* how far into its own epoch: sixteenths */
-	__u32 hot;    /* something was refused in this epoch or the two before */
+	__u32 own; /* of the source: epochs begin at different times, to avoid simultaneous bursts */
+	__u32 phase;  /* sixteenths of its own epoch */
+	__u32 hot;    /* a packet was refused in this epoch or the two before */
 	__u32 scarce; /* the source has the smallest reservation */
 	__u32 print;  /* of the source */
 };
@@ -44,22 +44,25 @@ static __always_inline __u64 guard_mix(__u64 x)
 	return x;
 }
 
-/* guard_mix_of is guard_mix as a function of its own, outside the path of packets of a calm guard: see guard_spend_of. */
+/*
+ * guard_mix_of is guard_mix as a function, outside the path of a calm guard's packets: see
+ * guard_spend_of.
+ */
 static __noinline __u64 guard_mix_of(__u64 x)
 {
 	return guard_mix(x);
 }
 
 /*
- * guard_share is the part of the depth that a tier's packets may find in debt, of 256. Strangers leave at
- * least a quarter of it to those who have earned more. It is dithered, so that no rhythm of an attack
- * always finds room, or never does.
+ * guard_share returns the maximum debt for a tier, in 1/256 of the depth. Unknown sources leave at
+ * least a quarter of it to known ones. It is dithered, so no rhythm of an attack always or never
+ * finds room.
  */
 static __always_inline __u32 guard_share(const struct guard_moment *m, __u32 tier)
 {
 	__u32 random = m->dice >> 56;
 
-	if (tier == GUARD_RESERVED) /* many tiny reservations used at once must not empty it */
+	if (tier == GUARD_RESERVED) /* many tiny reservations together must not empty it */
 		return m->hot && m->scarce ? 224 : 256;
 	if (!guard_rare(m->hot))
 		return 192;
@@ -76,7 +79,10 @@ static __always_inline __u32 guard_share(const struct guard_moment *m, __u32 tie
 	return 48 - (random >> 3);
 }
 
-/* guard_threshold is that share of a depth: 2^37 ticks at most, so that nothing is lost. */
+/*
+ * guard_threshold returns a share of a depth. The depth is at most 2^37 ticks, so nothing
+ * overflows.
+ */
 static __always_inline __s64 guard_threshold(__u32 share, __u64 depth)
 {
 	return (depth * share) >> 8;
@@ -95,15 +101,16 @@ __noinline __u64 guard_add_several(__u64 *word, __u64 w, __u32 packets)
 		if (was == w)
 			return sum;
 		if (SOURCE_PRINT(was) != SOURCE_PRINT(w))
-			return sum; /* replaced under us: not counted */
+			return sum; /* replaced meanwhile: not counted */
 		w = was;
 	}
 	return w;
 }
 
 /*
- * guard_add adds packets to a source's count. One is added without a race: 15 are spare, for as many CPUs
- * that add now, so that nothing is carried into what it has shown. Several would not fit there.
+ * guard_add adds packets to a source's count. It adds a single packet atomically: 15 counts are
+ * spare, for as many concurrent CPUs, so the count never overflows into shown. Several packets do
+ * not fit the spare counts.
  */
 static __always_inline __u64 guard_add(__u64 *word, __u64 w, __u32 packets)
 {
@@ -112,13 +119,16 @@ static __always_inline __u64 guard_add(__u64 *word, __u64 w, __u32 packets)
 	return SOURCE_COUNT(w) < 4080 ? __sync_fetch_and_add(word, 1) + 1 : w;
 }
 
-/* guard_count adds a packet to a known source's word and returns that: in a new epoch its reservation changes. */
+/*
+ * guard_count adds packets to a known source's word and returns the word. In a new epoch it adjusts
+ * the reservation.
+ */
 static __always_inline __u64 guard_count(struct guard_state *s, const struct guard_moment *m,
 					 __u64 *word, __u64 w, __u32 packets)
 {
 	struct guard_total *t = &s->total;
 
-	/* A late clock, on another CPU, is not a new epoch. */
+	/* A late clock on another CPU is not a new epoch. */
 	if (guard_rare(((m->own - 1 - SOURCE_EPOCH(w)) & 4095) < 4000)) {
 		__u64 turned = source_turn(s, w, m->own, m->hot, packets);
 
@@ -134,7 +144,7 @@ static __always_inline __u64 guard_count(struct guard_state *s, const struct gua
 		__u64 bad = source_word(m->print, SOURCE_EPOCH(w), GUARD_BAD, GUARD_ITSELF,
 					GUARD_EXCEEDED);
 
-		/* Written once an epoch: a flood's packets teach nothing new. */
+		/* Written once an epoch: further packets of a flood add no information. */
 		if (w != bad)
 			guard_cas(word, w, bad);
 		return bad;
@@ -142,7 +152,10 @@ static __always_inline __u64 guard_count(struct guard_state *s, const struct gua
 	return guard_add(word, w, packets);
 }
 
-/* guard_one_host says that one host of a /64 floods: the others, and what they reserved, are not blamed. */
+/*
+ * guard_one_host reports whether one host of a /64 floods. The other hosts and their reservation
+ * are not affected then.
+ */
 static __always_inline int guard_one_host(struct guard_state *s, const struct guard_packet *p,
 					  __u64 w)
 {
@@ -162,12 +175,12 @@ static __always_inline int guard_one_host(struct guard_state *s, const struct gu
 			      &g) == GUARD_HEAVIEST;
 }
 
-/* Of the result of guard_known, beside the tier. */
+/* Flags of guard_known's result, beside the tier. */
 #define GUARD_SCARCE	256
-#define GUARD_LARGE	512  /* above calm: heavy where others need the room */
+#define GUARD_LARGE	512  /* above calm: heavy if others need the room */
 #define GUARD_CONDEMNED 1024 /* heavy for its pattern alone */
 
-/* guard_known is the tier of a source that is remembered, as number i of all. */
+/* guard_known returns the tier of a known source, with number i of all. */
 int guard_known(struct guard_state *s, const struct guard_packet *p, const struct guard_moment *m,
 		__u32 i)
 {
@@ -185,13 +198,13 @@ int guard_known(struct guard_state *s, const struct guard_packet *p, const struc
 	if (guard_rare(m->hot) && guard_one_host(s, p, w))
 		return GUARD_HEAVY;
 	if (SOURCE_PRINT(w) != m->print)
-		w = source_word(m->print, m->own, 0, 0, 0); /* replaced under us: not counted */
+		w = source_word(m->print, m->own, 0, 0, 0); /* replaced meanwhile: not counted */
 	else
 		w = guard_count(s, m, word, w, p->packets);
 	count = SOURCE_COUNT(w);
 	reserved = SOURCE_RESERVED(w);
 	shown = SOURCE_SHOWN(w);
-	/* Under attack what a source has shown is paced along its epoch. */
+	/* Under attack, the shown rate of a source is paced over its epoch. */
 	paced = count <= 1 + (shown >> 2) + ((shown * 5 * (m->phase + 1)) >> 6);
 	if (!reserved) {
 		if (SOURCE_SCORE(w) == GUARD_BAD)
@@ -214,7 +227,7 @@ int guard_known(struct guard_state *s, const struct guard_packet *p, const struc
 	return GUARD_HEAVY;
 }
 
-/* guard_condemn keeps a source from being promoted out of a heavy pattern. */
+/* guard_condemn prevents the promotion of a source in a heavy pattern. */
 int guard_condemn(struct guard_state *s, __u32 i, __u32 print)
 {
 	__u64 *word, w;
@@ -229,12 +242,12 @@ int guard_condemn(struct guard_state *s, __u32 i, __u32 print)
 	return 0;
 }
 
-#define GUARD_IN_ANY_CASE -1 /* of guard_strange: refused, and not looked at */
+#define GUARD_IN_ANY_CASE -1 /* of guard_strange: refused in any case, without measuring */
 
 /*
- * guard_strange is how wide the patterns are that a packet of a source without a reservation belongs to. Packets that
- * are refused in any case teach the patterns by a quarter of them, with four times the weight: GUARD_IN_ANY_CASE for
- * the rest.
+ * guard_strange returns the width of the patterns of a packet from an unreserved source. Of packets
+ * refused in any case, only a quarter is measured, with four times the weight. For the others it
+ * returns GUARD_IN_ANY_CASE.
  */
 int guard_strange(struct guard_state *s, const struct guard_packet *p, const struct guard_moment *m,
 		  __u32 tier)
@@ -272,10 +285,10 @@ int guard_strange(struct guard_state *s, const struct guard_packet *p, const str
 enum { GUARD_SPENT, GUARD_NO_TARGET, GUARD_NO_TOTAL };
 
 /*
- * guard_lent says what is lent to packets that come as one. Strangers are lent nothing of what others have earned: under
- * attack as much as leaves a quarter of the depth to those, where nothing is owed, and more only where there are
- * none, or none was heard in as long as a reservation lasts. Else whoever sends merged packets alone would get
- * nothing at a low limit.
+ * guard_lent returns the credit rule for merged packets. Unreserved sources get no credit from the
+ * room of others. Under attack and without debt, they may use all but a quarter of the depth. They
+ * may use more only without any reservation, or if no reserved source sent for the lifetime of a
+ * reservation. Otherwise a sole sender of merged packets would get nothing at a low limit.
  */
 static __always_inline __u32 guard_lent(const struct guard_total *t, const struct guard_moment *m,
 					__u32 tier, __u64 cost, __u64 depth)
@@ -288,7 +301,10 @@ static __always_inline __u32 guard_lent(const struct guard_total *t, const struc
 	return GUARD_LENT_NEVER;
 }
 
-/* guard_spend_both takes credit of the destination and of the total, or of neither: who refused it. */
+/*
+ * guard_spend_both takes credit of both the destination and the total, or of neither. It returns
+ * the refusing one.
+ */
 __noinline int guard_spend_both(struct guard_state *s, struct guard_target *d,
 				const struct guard_moment *m, __u32 tier, __u32 packets)
 {
@@ -318,7 +334,10 @@ __noinline int guard_spend_both(struct guard_state *s, struct guard_target *d,
 	return GUARD_NO_TOTAL;
 }
 
-/* guard_spend_early is that while all is calm: for a single packet of a service without limits of destinations, without a call. */
+/*
+ * guard_spend_early is guard_spend_both for a calm guard. A single packet without destination
+ * limits needs no call.
+ */
 static __always_inline int guard_spend_early(struct guard_state *s, struct guard_target *d,
 					     const struct guard_moment *m, __u32 packets)
 {
@@ -331,7 +350,7 @@ static __always_inline int guard_spend_early(struct guard_state *s, struct guard
 					   guard_threshold(guard_share(m, GUARD_HEAVY), l->depth));
 }
 
-/* guard_stranger remembers a source that is not known, as far as the rate of that allows. */
+/* guard_stranger remembers an unknown source, at a limited rate. */
 static __always_inline void guard_stranger(struct guard_state *s, const struct guard_packet *p,
 					   const struct guard_moment *m)
 {
@@ -344,12 +363,12 @@ static __always_inline void guard_stranger(struct guard_state *s, const struct g
 			       m->epoch, random);
 }
 
-#define GUARD_PASSES 256 /* of the result of guard_decide, beside the tier */
+#define GUARD_PASSES 256 /* flag of guard_decide's result, beside the tier */
 #define GUARD_SAMPLE 512 /* one of GUARD_TOP_SAMPLE refused packets */
 
 /*
- * guard_decide returns the packet's tier and whether it passes. target is that of its destination, if
- * each is limited, else 0.
+ * guard_decide returns the packet's tier and whether it passes. target is the entry of its
+ * destination, or 0 without a limit for each.
  */
 int guard_decide(struct guard_state *s, const struct guard_packet *p, struct guard_target *target)
 {
@@ -375,9 +394,9 @@ int guard_decide(struct guard_state *s, const struct guard_packet *p, struct gua
 	m.phase = m.hot ? (__u32)(shifted >> (GUARD_EPOCH_SHIFT - 4)) & 15 : 15;
 
 	/*
-	 * While all is calm everybody but the holders of reservations finds the same room: where there is
-	 * some, it is taken before the source is looked up. A swap waits for every load before it, and
-	 * the source's may be one from memory.
+	 * In a calm guard, all sources without a reservation have the same room. If there is room,
+	 * it is taken before the source lookup. A compare-and-swap waits for all earlier loads, and
+	 * the source's may come from memory.
 	 */
 	early = !m.hot && guard_spend_early(s, target, &m, p->packets);
 
@@ -390,7 +409,7 @@ int guard_decide(struct guard_state *s, const struct guard_packet *p, struct gua
 		m.scarce = !!(flags & GUARD_SCARCE);
 		tier &= 7;
 	}
-	/* The pattern of a condemned source goes on being measured, or it would look smaller than it is. */
+	/* The pattern of a condemned source is still measured. Otherwise it would seem too small. */
 	if (guard_rare(m.hot &&
 		       ((flags & GUARD_CONDEMNED) || tier == GUARD_SEEN || tier == GUARD_FRESH)))
 		strange = guard_strange(s, p, &m, tier);
@@ -407,13 +426,16 @@ int guard_decide(struct guard_state *s, const struct guard_packet *p, struct gua
 			__sync_fetch_and_add(&target->passed, p->packets);
 		return tier | GUARD_PASSES;
 	}
-	/* Of GUARD_FRESH most never come back: no bound would make room for them. */
+	/* Most of GUARD_FRESH never return, so no bound would make room for them. */
 	if (m.hot && tier == GUARD_SEEN)
 		__sync_fetch_and_add(&t->unmet,
 				     p->packets * (GUARD_UNMET | (__u64)strange * GUARD_UNMET_WIDE |
 						   (__u64)(flags & GUARD_LARGE) *
 							   (GUARD_UNMET_LARGE / GUARD_LARGE)));
-	/* Who refused is under attack from now on: a flood of one destination leaves the others calm. */
+	/*
+	 * The refusing part is under attack from now on: a flood of one destination leaves the
+	 * others calm.
+	 */
 	if (target)
 		__sync_fetch_and_add(&target->refused, p->packets);
 	if (refused == GUARD_NO_TARGET && target)

@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * What strangers may send before they count as heavy. A source, a network or a source port is refused because it
- * takes the room of others, not because it is large: a company's clients behind one /24 may be all there
- * are. So the bounds of both begin high. They fall by half a window while sources that come back are
- * refused, and a quarter of these packets are of somebody whom a lower bound would reach; they rise
- * slowly while all have room.
+ * Bounds for unreserved sources before they count as heavy. A source, network or source port is
+ * refused for taking the room of others, not for its size: a company's clients behind one /24 may
+ * be all there are. Both bounds therefore begin high. They fall while two conditions hold:
+ * returning sources are refused, and a quarter of these packets belong to senders affected by a
+ * lower bound. They rise slowly while all have room.
  */
 #ifndef WEIR_GUARD_BOUND_H
 #define WEIR_GUARD_BOUND_H
 
 #define GUARD_WINDOW_SHIFT  27	/* ns: 134 ms */
-#define GUARD_MET	    32	/* windows, 4.3 s, after which bounds rise by a step */
-#define GUARD_MET_FIRST	    -96 /* counted from here, 17 s, after they fell */
-#define GUARD_FORGOTTEN	    64 /* windows without a stranger, after which bounds are as high as ever */
-#define GUARD_PATTERN_STEPS 4  /* from twice the limit down to guard_limits.pattern, an eighth */
-#define GUARD_SOURCE_STEPS  10 /* from half of the limit down to calm */
+#define GUARD_MET	    32	/* windows, 4.3 s, until bounds rise by a step */
+#define GUARD_MET_FIRST	    -96 /* start of the count after a fall: 17 s */
+#define GUARD_FORGOTTEN	    64	/* windows without an unreserved source, until bounds are reset */
+#define GUARD_PATTERN_STEPS 4	/* from twice the limit down to guard_limits.pattern, an eighth */
+#define GUARD_SOURCE_STEPS  10	/* from half of the limit down to calm */
 
 /*
- * Refused packets of sources that have been seen before, three counts in a word: all; of patterns above
+ * Refused packets of sources seen before, three counts in a word: all; of patterns above
  * guard_limits.pattern; of sources above calm.
  */
 #define GUARD_UNMET	  1ULL
@@ -26,10 +26,10 @@
 #define GUARD_UNMET_MASK  ((1U << 21) - 1)
 
 /*
- * guard_window moves the bounds, once a window: the CPU that loses the race to it does nothing. They go down in the second
- * window in a row that lacks room: in the first one rates are still being measured. They rise where all have had
- * room for long; longest after they went down, or an attack that only the lower bound held would be let
- * in again and again.
+ * guard_window moves the bounds, once a window, on the first CPU to notice it. They fall in the
+ * second consecutive window without room, because rates are still being measured in the first one.
+ * They rise after a long time with room for all, and after a fall even later. Otherwise an attack
+ * stopped only by the lower bound would be admitted again and again.
  */
 int guard_window(struct guard_state *s, __u32 window)
 {

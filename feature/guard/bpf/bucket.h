@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* The bound that holds whatever comes: a generic cell rate algorithm (ITU-T I.371) in one word. */
+/* The limit in all cases: a generic cell rate algorithm (ITU-T I.371) in one word. */
 #ifndef WEIR_GUARD_BUCKET_H
 #define WEIR_GUARD_BUCKET_H
 
@@ -7,32 +7,35 @@
 #ifndef barrier_var
 #define barrier_var(var) asm volatile("" : "+r"(var))
 #endif
-/* What few packets do stands behind what all do: between two packets the kernel's own code takes the caches. */
+/*
+ * Rare code is placed after common code: between two packets, the kernel's own code evicts the
+ * caches.
+ */
 #define guard_rare(x) __builtin_expect(!!(x), 0)
 #define guard_read(p) (*(volatile typeof(p) *)&(p))
 
-/* What somebody asks for: packets that come as one, and pass or are refused as one. */
+/* A request for credit: packets arriving as one, and passed or refused as one. */
 struct guard_price {
 	__u64 interval; /* ticks a packet */
 	__u32 packets;
 	__u32 lent; /* enum guard_lent */
 };
 
-/* To whom several that come as one are lent what there is no room for. */
+/* Credit rule for merged packets without enough room. */
 enum guard_lent {
 	GUARD_LENT_NEVER,
-	GUARD_LENT_IDLE, /* where nothing is owed */
-	GUARD_LENT_ROOM, /* where there is room for one */
+	GUARD_LENT_IDLE, /* if there is no debt */
+	GUARD_LENT_ROOM, /* if there is room for one */
 };
 
 /*
  * guard_spend takes the credit of packets if the debt then stays within a threshold, in ticks. The
- * word moves by compare-and-swap, so packets on several CPUs never pass on the same credit. Who loses
- * the race four times is refused: that errs on the side of the limit.
+ * word changes by compare-and-swap, so concurrent packets never use the same credit. A packet
+ * losing the race four times is refused, in favour of the limit.
  *
- * Of several that come as one there may be more than ever have room at once. Whoever is lent the rest owes
- * all of them, and nobody passes until that is paid, so that the limit is exceeded once, by less than
- * GUARD_MERGED packets.
+ * Merged packets may need more room than ever exists at once. With lent credit they owe their whole
+ * cost, and nothing passes until it is paid. The limit is exceeded once, by less than GUARD_MERGED
+ * packets.
  */
 static __always_inline int guard_spend(__u64 *word, __u64 now, const struct guard_price *price,
 				       __s64 threshold)
@@ -60,8 +63,8 @@ static __always_inline int guard_spend(__u64 *word, __u64 now, const struct guar
 }
 
 /*
- * guard_spend_of is guard_spend as a function of its own, for all but the packets of a calm guard: each copy of the loop
- * takes 250 bytes of what a socket may hold (README.md).
+ * guard_spend_of is guard_spend as a function, for all packets except a calm guard's. Each copy of
+ * the loop takes 250 bytes of the maximum size of a socket's program (README.md).
  */
 __noinline int guard_spend_of(__u64 *word, __u64 now, const struct guard_price *price,
 			      __s64 threshold)
@@ -69,7 +72,7 @@ __noinline int guard_spend_of(__u64 *word, __u64 now, const struct guard_price *
 	return word && price ? guard_spend(word, now, price, threshold) : 0;
 }
 
-/* guard_refund gives ticks back: another limit refused the packets. */
+/* guard_refund returns ticks after another limit refused the packets. */
 static __always_inline void guard_refund(__u64 *word, __u64 ticks)
 {
 	__sync_fetch_and_add(word, -ticks);

@@ -1,8 +1,8 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * UDP flood limits: which datagrams a socket, a service or an interface takes when there are too many.
- * guard.h has the state, admit.h the decision; here are the hooks.
+ * UDP flood limits for a socket, a service or an interface. guard.h has the state, admit.h the
+ * decision, this file the hooks.
  */
 #include <stddef.h>
 
@@ -21,7 +21,7 @@
 #include "admit.h"
 #include "parse.h"
 
-/* The states of a namespace's guards, each a map of its own: it outlives the programs. */
+/* The states of a namespace's guards, each in its own map, preserved across programs. */
 struct guard_one {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -37,7 +37,7 @@ struct {
 	__array(values, struct guard_one);
 } guard_states SEC(".maps");
 
-/* The destinations of a guard that limits each of them. */
+/* The destinations of a guard with a limit for each. */
 struct guard_each {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
@@ -59,10 +59,10 @@ struct {
 	__type(value, struct guard_listen);
 } guard_listens SEC(".maps");
 
-/* The namespace whose services these are: SO_NETNS_COOKIE. 0: this kernel cannot tell (before 6.15). */
+/* The namespace of the services: SO_NETNS_COOKIE. 0: not supported by this kernel (before 6.15). */
 const volatile __u64 guard_netns = 0;
 
-/* Tests give the time. The verifier removes what a constant rules out, so it costs nothing else. */
+/* Tests set the time. The verifier removes code excluded by a constant, so this costs nothing. */
 const volatile __u32 guard_clock_given = 0;
 __u64 guard_clock = 0;
 
@@ -71,7 +71,7 @@ static __always_inline __u64 guard_now(void)
 	return guard_clock_given ? guard_read(guard_clock) : bpf_ktime_get_ns();
 }
 
-/* CPUs are more than sets of counters, so that some share one. */
+/* More CPUs than sets of counters: some CPUs share a set. */
 const volatile __u32 guard_counters_shared = 0;
 
 static __always_inline void guard_tally(struct guard_state *s, __u32 verdict, __u32 refused,
@@ -80,14 +80,14 @@ static __always_inline void guard_tally(struct guard_state *s, __u32 verdict, __
 	__u32 cpu = bpf_get_smp_processor_id() & (GUARD_COUNTERS - 1);
 	__u64 *count = &s->counters[cpu].verdict[verdict & 7][refused & 1];
 
-	/* Hooks run with bottom halves off: nothing on this CPU comes in between. */
+	/* Hooks run with bottom halves off: nothing on this CPU interrupts. */
 	if (guard_counters_shared)
 		__sync_fetch_and_add(count, packets);
 	else
 		*count += packets;
 }
 
-/* guard_file files a packet under the pattern of one level. */
+/* guard_file records a packet under the pattern of one level. */
 __noinline int guard_file(struct guard_state *s, const struct guard_addresses *a, __u32 level,
 			  __u64 at)
 {
@@ -132,7 +132,10 @@ static __always_inline struct guard_state *guard_state_of(__u32 guard)
 	return map ? bpf_map_lookup_elem(map, &zero) : 0;
 }
 
-/* guard_target_of finds or makes the entry of the packet's destination; 0: it is not limited, or no memory. */
+/*
+ * guard_target_of returns the entry of the packet's destination and creates it if needed. It
+ * returns 0 without a limit for each, or without memory.
+ */
 static __noinline struct guard_target *guard_target_of(const struct guard_addresses *a, __u32 guard)
 {
 	void *map = bpf_map_lookup_elem(&guard_targets, &guard);
@@ -149,7 +152,7 @@ static __noinline struct guard_target *guard_target_of(const struct guard_addres
 	return bpf_map_lookup_elem(map, &key);
 }
 
-/* guard_pass says whether a packet passes a guard, and counts it. */
+/* guard_pass decides and counts a packet, and returns whether it passes. */
 int guard_pass(const struct guard_addresses *a, __u32 guard)
 {
 	struct guard_state *s = guard_state_of(guard);
@@ -164,7 +167,7 @@ int guard_pass(const struct guard_addresses *a, __u32 guard)
 	p.packets = a->merged ? a->merged : 1;
 	l = guard_limits_of(s);
 	if (guard_rare(a->merged > GUARD_MERGED)) {
-		/* No limit would bound it: guards refuse what they cannot read, also without one. */
+		/* No limit would bound it: guards refuse unreadable packets even without a limit. */
 		verdict = GUARD_MALFORMED;
 		p.packets = 1;
 		goto count;
@@ -203,9 +206,9 @@ count:
 	return l->dry != 0;
 }
 
-#define GUARD_WHOLE 0x7fffffff /* bytes of the datagram that a socket filter keeps */
+#define GUARD_WHOLE 0x7fffffff /* bytes of the datagram kept by a socket filter */
 
-/* Of one socket: what it gets is the application's, whatever the destination. */
+/* For one socket: all its packets belong to the application, for any destination. */
 SEC("socket")
 int guard_socket(struct __sk_buff *skb)
 {
@@ -219,7 +222,7 @@ int guard_socket(struct __sk_buff *skb)
 	return guard_pass(&a, 0) ? GUARD_WHOLE : 0;
 }
 
-/* guard_of finds the guard of a destination; -1: it has none, or that one decides at another hook. */
+/* guard_of returns the guard of a destination, or -1: none, or one deciding at another hook. */
 int guard_of(const struct guard_addresses *a, __u32 at)
 {
 	struct guard_listen_key key = {};
@@ -250,7 +253,7 @@ int guard_of(const struct guard_addresses *a, __u32 at)
 			h = 0;
 		else if (bits < 64)
 			h >>= 64 - bits;
-		/* 64 and 0 bits are shifts by 64, which the machine does not do. */
+		/* 64 and 0 bits would need shifts by 64, undefined on the machine. */
 		if (bits == 64)
 			m = 0;
 		if (!h && !m)
@@ -260,9 +263,9 @@ int guard_of(const struct guard_addresses *a, __u32 at)
 }
 
 /*
- * guard_unread decides a packet of which no ports were read: whether it passes. What is cut off the kernel
- * drops by itself. More extension headers than are read would lead past every guard, so they are refused
- * where the destination's address has one: no host sends so many.
+ * guard_unread decides a packet without readable ports and returns whether it passes. The kernel
+ * itself drops truncated packets. Packets with too many extension headers would bypass every guard.
+ * They are refused if the destination's address has a guard: no host sends as many.
  */
 static __always_inline int guard_unread(struct guard_addresses *a, enum guard_at at)
 {
@@ -276,7 +279,7 @@ static __always_inline int guard_unread(struct guard_addresses *a, enum guard_at
 	return guard < 0 || guard_pass(a, guard);
 }
 
-/* Of the services of a namespace: every packet that any socket of the host is about to get comes here. */
+/* For the services of a namespace. It sees every packet to any socket of the host. */
 SEC("cgroup_skb/ingress")
 int guard_cgroup(struct __sk_buff *skb)
 {
@@ -297,7 +300,7 @@ int guard_cgroup(struct __sk_buff *skb)
 	return guard < 0 || guard_pass(&a, guard);
 }
 
-/* Of the services of a namespace, before the kernel has spent anything on the packet. */
+/* For the services of a namespace, before the kernel processes the packet. */
 SEC("xdp")
 int guard_xdp(struct xdp_md *ctx)
 {

@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * What a hook reads of a packet. Two readers, of the same rules: of an skb by bpf_skb_load_bytes, of an
- * XDP frame directly.
+ * Parsing of packets, by two parsers with the same rules: bpf_skb_load_bytes for an skb, direct
+ * access for an XDP frame.
  *
  *	IPv4 options, IPv6 extension headers	skipped, up to 32 headers
- *	more headers than that			GUARD_BAD_HEADERS: no host sends them
- *	later fragments (XDP only)		source port 0, any port of the destination; of UDP, or
- *						of what another extension header stands before
+ *	more headers				GUARD_BAD_HEADERS: no host sends as many
+ *	later fragments (XDP only)		source port 0, any destination port; of UDP, or of an
+ *						unfinished chain of extension headers
  *	cut off before the UDP header's end	GUARD_BAD_HEADERS
- *	merged by the kernel (UDP_GRO)		as many as there are in it, if no more than GUARD_MERGED
- *	VLAN tags (XDP only)			skipped, up to 34; more: GUARD_NOBODYS. The kernel takes any
- *						number of tags of VLAN 0 off
- *	UDP-Lite				as UDP at a socket of its own; elsewhere it is nobody's
+ *	merged by the kernel (UDP_GRO)		counted as its datagrams, up to GUARD_MERGED
+ *	VLAN tags (XDP only)			skipped, up to 34; more: GUARD_NOBODYS. The kernel removes
+ *						any number of tags of VLAN 0
+ *	UDP-Lite				as UDP at a socket's own filter; elsewhere ignored
  */
 #ifndef WEIR_GUARD_PARSE_H
 #define WEIR_GUARD_PARSE_H
 
 #define GUARD_EXTENSIONS 32
 #define GUARD_TAGS	 34
-#define GUARD_FARTHEST	 9216 /* bytes of extension headers in a frame */
+#define GUARD_FARTHEST	 9216 /* bytes of extension headers in a frame, at most */
 #define IPV6_FRAGMENT	 44
 #define IPV6_AUTH	 51
 
@@ -30,11 +30,11 @@ struct guard_addresses {
 	__u8 family; /* 4 or 6 */
 	__u8 proto;
 	__u8 later;  /* a later fragment: no ports */
-	__u8 merged; /* datagrams that the kernel has put into one, 0: one; or GUARD_UNREADABLE */
+	__u8 merged; /* number of datagrams merged by the kernel, 0: one; or GUARD_UNREADABLE */
 };
 
-#define GUARD_MERGED	 128 /* the most that kernels merge: UDP_MAX_SEGMENTS; GRO takes 64 */
-#define GUARD_UNREADABLE 255 /* more than that, or headers that cannot be read to their end */
+#define GUARD_MERGED	 128 /* maximum merged by kernels: UDP_MAX_SEGMENTS; GRO uses 64 */
+#define GUARD_UNREADABLE 255 /* more merged datagrams, or malformed headers */
 
 enum { GUARD_OK, GUARD_NOT_OURS, GUARD_BAD_HEADERS, GUARD_NOBODYS };
 
@@ -48,7 +48,7 @@ static __always_inline void guard_mapped(__u8 *to, __u32 v4)
 	w[3] = v4;
 }
 
-/* guard_extension says whether a header is one that stands before the transport's. */
+/* guard_extension reports whether a protocol number is an IPv6 extension header. */
 static __always_inline int guard_extension(__u8 proto)
 {
 	const __u64 all = 1ULL << IPPROTO_HOPOPTS | 1ULL << IPPROTO_ROUTING |
@@ -57,7 +57,7 @@ static __always_inline int guard_extension(__u8 proto)
 	return proto < 64 && (all >> proto & 1);
 }
 
-/* guard_after is how long an extension header is, by its second byte. */
+/* guard_after returns the length of an extension header from its second byte. */
 static __always_inline __u32 guard_after(__u8 proto, __u8 length)
 {
 	if (proto == IPV6_FRAGMENT)
@@ -70,17 +70,18 @@ static __always_inline int guard_udp(__u8 proto)
 	return proto == IPPROTO_UDP || proto == IPPROTO_UDPLITE;
 }
 
-/* guard_load reads from the network header of an skb. */
+/* guard_load loads bytes relative to the network header of an skb. */
 static __always_inline int guard_load(struct __sk_buff *skb, __u32 at, void *to, __u32 n)
 {
 	return bpf_skb_load_bytes_relative(skb, at, to, n, BPF_HDR_START_NET);
 }
 
 /*
- * guard_take takes ports, and how many datagrams there are. The kernel gives a socket that asks for
- * it (UDP_GRO) many of one flow in one packet. Of what a virtual machine of this host sends, their number is
- * not there (gso_segs is 0, SKB_GSO_DODGY), and follows from their size. So may be one large datagram, not yet cut
- * into fragments (UFO, VIRTIO_NET_HDR_GSO_UDP): a program does not see gso_type, so it is charged as its fragments.
+ * guard_take reads the ports and the number of datagrams. With UDP_GRO, the kernel passes several
+ * datagrams of a flow to a socket as one packet. For packets from a virtual machine of this host
+ * the number is missing (gso_segs is 0, SKB_GSO_DODGY) and follows from the size. The same applies
+ * to one large datagram before its fragmentation (UFO, VIRTIO_NET_HDR_GSO_UDP). A program does not
+ * see gso_type, so such a datagram is charged as its fragments.
  */
 static __always_inline void guard_take(struct __sk_buff *skb, const struct udphdr *h,
 				       struct guard_addresses *a)
@@ -97,7 +98,7 @@ static __always_inline void guard_take(struct __sk_buff *skb, const struct udphd
 	a->merged = n > GUARD_MERGED ? GUARD_UNREADABLE : n;
 }
 
-/* What is read at once: without options or extension headers, and that is nearly always, it is everything. */
+/* Read in one load: complete for packets without options and extension headers, nearly all. */
 union guard_headers {
 	struct {
 		struct iphdr ip;
@@ -109,7 +110,10 @@ union guard_headers {
 	} v6;
 };
 
-/* guard_read_v4 and guard_read_v6 return where the transport's header is, 0: it was read already, or below 0. */
+/*
+ * guard_read_v4 and guard_read_v6 return the offset of the transport header, 0 if it is already
+ * read, or a negative value on error.
+ */
 static __always_inline int guard_read_v4(struct __sk_buff *skb, struct guard_addresses *a,
 					 union guard_headers *h)
 {
@@ -122,7 +126,7 @@ static __always_inline int guard_read_v4(struct __sk_buff *skb, struct guard_add
 	a->family = 4;
 	a->proto = ip->protocol;
 	if (ip->ihl < 5 || ip->frag_off & bpf_htons(0x1fff))
-		return -1; /* fragments have been put together before this hook */
+		return -1; /* fragments are reassembled before this hook */
 	return ip->ihl > 5 ? ip->ihl * 4 : 0;
 }
 
@@ -152,8 +156,8 @@ static __always_inline int guard_read_v6(struct __sk_buff *skb, struct guard_add
 }
 
 /*
- * guard_read_skb reads a packet that a socket is about to get. skb->protocol is the packet's and not the
- * socket's: an IPv6 socket gets IPv4, too.
+ * guard_read_skb parses a packet before a socket receives it. skb->protocol is the packet's
+ * protocol, not the socket's: an IPv6 socket receives IPv4, too.
  */
 static __always_inline int guard_read_skb(struct __sk_buff *skb, struct guard_addresses *a)
 {
@@ -200,8 +204,8 @@ static __always_inline int guard_frame_ports(void *at, void *end, struct guard_a
 }
 
 /*
- * guard_frame_v4 and guard_frame_v6 read an IP packet that begins at an offset of a frame: functions of
- * their own, so that the verifier walks them once and not behind each number of VLAN tags.
+ * guard_frame_v4 and guard_frame_v6 parse an IP packet at an offset of a frame. They are separate
+ * functions, so the verifier follows them once instead of once for each number of VLAN tags.
  */
 int guard_frame_v4(struct xdp_md *ctx, __u32 offset, struct guard_addresses *a)
 {
@@ -237,10 +241,13 @@ int guard_frame_v6(struct xdp_md *ctx, __u32 offset, struct guard_addresses *a)
 	for (int i = 0; i < GUARD_EXTENSIONS && guard_extension(a->proto) && !a->later; i++) {
 		__u8 *next;
 
-		/* Of a number from memory the verifier knows nothing: else it follows each sum of lengths. */
+		/*
+		 * Load n from memory, where the verifier does not track it. Otherwise it follows
+		 * each sum of lengths.
+		 */
 		a->dport = n;
 		barrier();
-		n = a->dport & 0x3fff; /* it is no more, but the verifier wants to know */
+		n = a->dport & 0x3fff; /* a bound for the verifier only */
 		a->dport = 0;
 		next = (void *)(ip + 1) + n;
 		if ((void *)(next + 8) > end)
@@ -256,7 +263,7 @@ int guard_frame_v6(struct xdp_md *ctx, __u32 offset, struct guard_addresses *a)
 	if (guard_extension(a->proto)) {
 		if (!a->later)
 			return GUARD_BAD_HEADERS;
-		/* Its first fragment has the rest of the headers: it may be of UDP. */
+		/* The rest of the headers is in the first fragment: it may be UDP. */
 		a->proto = IPPROTO_UDP;
 	}
 	return guard_frame_ports(at, end, a);
@@ -267,7 +274,7 @@ struct guard_vlan {
 	__be16 proto;
 };
 
-/* guard_read_frame reads an Ethernet frame with up to GUARD_TAGS VLAN tags. */
+/* guard_read_frame parses an Ethernet frame with up to GUARD_TAGS VLAN tags. */
 static __always_inline int guard_read_frame(struct xdp_md *ctx, struct guard_addresses *a)
 {
 	void *at = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;

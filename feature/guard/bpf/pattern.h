@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Which patterns send far more than others: decaying rates in a count-min sketch. */
+/* Detection of patterns far above the others' rates: decaying rates in a count-min sketch. */
 #ifndef WEIR_GUARD_PATTERN_H
 #define WEIR_GUARD_PATTERN_H
 
 #define GUARD_WINDOW 19 /* rates decay over 2^19 units of 2^8 ns: 134 ms */
 #define GUARD_RATE   8	/* fraction bits of a rate */
-/* What one packet adds to a rate. */
+/* Increment of a rate by one packet. */
 #define GUARD_PACKET ((__u32)((1000000000ULL << GUARD_RATE) >> (GUARD_WINDOW + 8)))
 
 static __noinline __u32 guard_decayed(const struct guard_cell *c, __u32 at)
@@ -19,7 +19,10 @@ static __noinline __u32 guard_decayed(const struct guard_cell *c, __u32 at)
 	return c->rate - (__u32)(((__u64)c->rate * (__u32)elapsed) >> GUARD_WINDOW);
 }
 
-/* guard_cell is a cell of a row. Without the barrier its place is worked out anew for each access. */
+/*
+ * guard_cell returns a cell of a row. Without the barrier its address is recomputed for each
+ * access.
+ */
 static __always_inline struct guard_cell *guard_cell(struct guard_cell *row, __u32 i)
 {
 	struct guard_cell *c = row + (i & (GUARD_COLUMNS - 1));
@@ -28,14 +31,14 @@ static __always_inline struct guard_cell *guard_cell(struct guard_cell *row, __u
 	return c;
 }
 
-/* How far the rate of a pattern is above what others send. */
+/* The rate of a pattern compared with the others. */
 enum guard_width {
 	GUARD_NARROW,
-	GUARD_WIDE,	/* above guard_limits.pattern: heavy only where strangers lack room */
-	GUARD_HEAVIEST, /* above what patterns may have now */
+	GUARD_WIDE,	/* above guard_limits.pattern: heavy only if unreserved sources lack room */
+	GUARD_HEAVIEST, /* above the present bound for patterns */
 };
 
-/* A packet, as a sketch counts it. */
+/* A packet for a sketch. */
 struct guard_sighting {
 	__u32 at;    /* units of 2^8 ns */
 	__u32 wide;  /* rates: packets/s << GUARD_RATE */
@@ -44,10 +47,11 @@ struct guard_sighting {
 };
 
 /*
- * guard_width_of adds packets to the rate of a pattern, and says how wide it is: above a rate and eight times that of its
- * neighbours. With millions of random keys every cell is high, and that is not a pattern. Cells are
- * written plainly: a lost update never matters, and one far above the limit is not written again
- * within a sixteenth of the window, so that a flood's CPUs do not fight for it.
+ * guard_width_of adds packets to the rate of a pattern and returns its width. A wide pattern is
+ * above a rate and above eight times the rate of its neighbours: millions of random keys make every
+ * cell high without a pattern. Cells are written without synchronization, because a lost update
+ * does not matter. A cell far above the limit is written once per sixteenth of the window, to avoid
+ * contention between the CPUs of a flood.
  */
 int guard_width_of(struct guard_sketch *s, __u64 key, const struct guard_sighting *g)
 {
@@ -70,7 +74,7 @@ int guard_width_of(struct guard_sketch *s, __u64 key, const struct guard_sightin
 	if ((rate >> 2) > g->heavy && (rate >> 4) > m && at - a->at < 1 << (GUARD_WINDOW - 4) &&
 	    at - b->at < 1 << (GUARD_WINDOW - 4))
 		return GUARD_HEAVIEST;
-	/* Conservative update: neither row is raised above what the key can have. */
+	/* Conservative update: no row is raised above the key's possible rate. */
 	a->rate = x < rate ? rate : x;
 	a->at = at;
 	b->rate = y < rate ? rate : y;

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What a source has earned: its word, and how it changes from epoch to epoch. */
+/* The history of a source: its word, and the changes from epoch to epoch. */
 #ifndef WEIR_GUARD_SOURCE_H
 #define WEIR_GUARD_SOURCE_H
 
-#define GUARD_IDLE	56 /* epochs, 120 s, after which a silent source loses its reservation */
-#define GUARD_NEED_CALM 3  /* epochs of behaving that earn a reservation */
+#define GUARD_IDLE	56 /* epochs, 120 s, until a silent source loses its reservation */
+#define GUARD_NEED_CALM 3  /* behaving epochs for a reservation */
 #define GUARD_NEED_HOT	4  /* the same under attack */
-#define GUARD_BAD	15 /* score of who exceeded its share when it was last seen */
-#define GUARD_ITSELF	1 /* what such a source has shown: it, not its network, exceeded the share */
-#define GUARD_GRANTED	14 /* score of who has a reservation: what it has shown */
+#define GUARD_BAD	15 /* score of a source above its share when last seen */
+#define GUARD_ITSELF	1  /* shown of such a source: itself, not its network, exceeded the share */
+#define GUARD_GRANTED	14 /* score of a source with a reservation: the value of shown */
 #define GUARD_MAX_SCORE 13
-#define GUARD_MAX_COUNT 4000 /* below 2^12, with room for CPUs that add at the same time */
-#define GUARD_EXCEEDED	4095 /* count of who has sent too much, whatever calm becomes */
+#define GUARD_MAX_COUNT 4000 /* below 2^12, with room for concurrent CPUs */
+#define GUARD_EXCEEDED	4095 /* count of a source above its share, independent of later calm */
 
 #define SOURCE_PRINT(w)	   ((__u32)((w) >> 40))
 #define SOURCE_EPOCH(w)	   ((__u32)((w) >> 28) & 4095)
@@ -27,19 +27,22 @@ static __always_inline __u64 source_word(__u32 print, __u32 epoch, __u32 score, 
 	       (__u64)shown << 12 | count;
 }
 
-/* guard_limits_of is the form of the limits that is in force. */
+/* guard_limits_of returns the limits in force. */
 static __always_inline const struct guard_limits *guard_limits_of(struct guard_state *s)
 {
 	return &s->total.limits[guard_read(s->total.active) & 1];
 }
 
-/* source_age is how many epochs ago the word was written. */
+/* source_age returns the number of epochs since the word was written. */
 static __always_inline __u32 source_age(__u64 w, __u32 epoch)
 {
 	return (epoch - SOURCE_EPOCH(w)) & 4095;
 }
 
-/* guard_reserve keeps the sum of reservations; whoever has swapped a word calls it with the difference. */
+/*
+ * guard_reserve adjusts the sum of reservations. The caller has swapped a word and passes the
+ * difference.
+ */
 static __always_inline void guard_reserve(struct guard_total *t, __s32 packets, __s32 holders)
 {
 	if (packets)
@@ -49,9 +52,9 @@ static __always_inline void guard_reserve(struct guard_total *t, __s32 packets, 
 }
 
 /*
- * guard_calm is how many packets an epoch a source may send and still be behaving. While all is calm that is half of
- * the limit: where clients are few, one of them sends much of it. Under attack it falls from there to twice the fair
- * share, as far as others need the room (bound.h).
+ * guard_calm returns the maximum packets an epoch of a behaving source. In a calm guard it is half
+ * of the limit, because one of a few clients may send much of it. Under attack it falls from there
+ * to twice the fair share, as far as others need the room (bound.h).
  */
 static __always_inline __u32 guard_calm(const struct guard_total *t, const struct guard_limits *l,
 					int hot)
@@ -67,9 +70,9 @@ static __always_inline __u32 guard_calm(const struct guard_total *t, const struc
 }
 
 /*
- * guard_allowed is how many packets an epoch a source without a reservation may send and still be behaving: guard_calm,
- * or twice what it has shown for as many epochs as earn a reservation. A resolver that was known before the attack
- * and found no room to reserve its rate keeps on behaving at that rate.
+ * guard_allowed returns the maximum packets an epoch of a behaving source without a reservation:
+ * guard_calm, or twice the rate shown for enough epochs to earn a reservation. A resolver known
+ * before the attack, without room for its reservation, keeps behaving at its rate.
  */
 __noinline __u32 guard_allowed(struct guard_state *s, __u64 w, __u32 hot)
 {
@@ -87,9 +90,9 @@ __noinline __u32 guard_allowed(struct guard_state *s, __u64 w, __u32 hot)
 }
 
 /*
- * guard_room says whether reservations may grow by so much, for a source that then has want: at most
- * 5/8 of the limit is reserved, under attack 3/4. For sources above twice the fair share it may grow to half of
- * the limit, under attack to 3/8, so that a few large ones never keep out the many small.
+ * guard_room reports whether reservations may grow by grow, for a source with want afterwards. At
+ * most 5/8 of the limit is reserved, under attack 3/4. For sources above twice the fair share, the
+ * bound is half of the limit, under attack 3/8: a few large ones never keep out many small ones.
  */
 __noinline int guard_room(struct guard_state *s, __u32 hot, __u32 grow, __u32 want)
 {
@@ -106,14 +109,17 @@ __noinline int guard_room(struct guard_state *s, __u32 hot, __u32 grow, __u32 wa
 	return s->total.reserved + grow <= room;
 }
 
-/* source_earns says whether a source of so many good epochs gets what it has shown reserved. */
+/* source_earns reports whether a source gets its shown rate reserved after score behaving epochs. */
 static __always_inline int source_earns(struct guard_state *s, __u32 score, __u32 shown, int hot)
 {
 	return score >= (hot ? GUARD_NEED_HOT : GUARD_NEED_CALM) &&
 	       guard_room(s, hot, shown, shown);
 }
 
-/* source_adjust has a reservation follow what the source sends: slowly down, and under attack slowly up. */
+/*
+ * source_adjust follows the source's rate with its reservation: slowly down, and under attack
+ * slowly up.
+ */
 static __always_inline __u32 source_adjust(struct guard_state *s, __u64 w, __u32 epoch, __u32 calm,
 					   int hot)
 {
@@ -133,10 +139,9 @@ static __always_inline __u32 source_adjust(struct guard_state *s, __u64 w, __u32
 }
 
 /*
- * source_turn brings a word into the current epoch, with so many packets as its first. The caller swaps it
- * in and, if that succeeds, adds what it changed to the sum of reservations. It is a function of its
- * own, as are all that few packets need: the verifier walks each of them once, and not behind every
- * path that leads to it.
+ * source_turn brings a word into the current epoch, with packets as its first count. The caller
+ * swaps it in and, on success, adds the change to the sum of reservations. Code for few packets is
+ * in separate functions: the verifier follows each of them once instead of after every path to it.
  */
 __u64 source_turn(struct guard_state *s, __u64 w, __u32 epoch, __u32 hot, __u32 packets)
 {
@@ -167,7 +172,7 @@ __u64 source_turn(struct guard_state *s, __u64 w, __u32 epoch, __u32 hot, __u32 
 			__sync_fetch_and_add(&t->behaved, 1);
 		if (score < GUARD_MAX_SCORE)
 			score++;
-		/* Up at once, down by halves; under attack nobody comes to show more than the fair share. */
+		/* Up at once, down by halves. Under attack, shown never rises above the fair share. */
 		shown = count >= shown ? count : shown - ((shown - count) >> 1);
 		if (hot && shown > t->fair)
 			shown = was > t->fair ? (shown < was ? shown : was) : t->fair;
@@ -181,7 +186,7 @@ __u64 source_turn(struct guard_state *s, __u64 w, __u32 epoch, __u32 hot, __u32 
 	return source_word(SOURCE_PRINT(w), epoch, score, shown, packets & 255);
 }
 
-/* guard_epoch works out the fair share, once an epoch: the only divisions are here. */
+/* guard_epoch computes the fair share, once an epoch: the only divisions are here. */
 int guard_epoch(struct guard_state *s, __u32 epoch)
 {
 	__u32 was, fair, calm, mean, behaved, holders;
@@ -215,8 +220,8 @@ int guard_epoch(struct guard_state *s, __u32 epoch)
 }
 
 /*
- * guard_source is the word of source number i: the bucket's number, and its way. The two are added one
- * after the other: put together by an OR, verifiers as of 6.1 no longer know a bound.
+ * guard_source returns the word of source i: i has the bucket's number and its way. Both indices
+ * are applied one after the other. Combined by an OR, verifiers as of Linux 6.1 lose the bound.
  */
 static __always_inline __u64 *guard_source(struct guard_state *s, __u32 i)
 {
@@ -226,7 +231,7 @@ static __always_inline __u64 *guard_source(struct guard_state *s, __u32 i)
 	return &b->source[i & (GUARD_WAYS - 1)];
 }
 
-/* guard_print is its print. */
+/* guard_print returns the print of source i. */
 static __always_inline __u16 *guard_print(struct guard_state *s, __u32 i)
 {
 	struct guard_prints *p = &s->prints[(i / GUARD_WAYS) & (GUARD_BUCKETS - 1)];
@@ -235,7 +240,7 @@ static __always_inline __u16 *guard_print(struct guard_state *s, __u32 i)
 	return &p->print[i & (GUARD_WAYS - 1)];
 }
 
-/* guard_expire takes back, in an eighth of a bucket, the reservations of the silent. */
+/* guard_expire removes the reservations of silent sources in a quarter of a bucket. */
 static __always_inline void guard_expire(struct guard_total *t, __u64 *source, __u32 epoch)
 {
 #pragma clang loop unroll(disable)
@@ -249,7 +254,7 @@ static __always_inline void guard_expire(struct guard_total *t, __u64 *source, _
 	}
 }
 
-/* guard_victim is which of some sources is missed least, or -1. */
+/* guard_victim returns the most dispensable one of some sources, or -1. */
 static __always_inline int guard_victim(const __u64 *source, __u32 epoch, __u32 random)
 {
 	__u32 best = 0;
@@ -263,7 +268,7 @@ static __always_inline int guard_victim(const __u64 *source, __u32 epoch, __u32 
 
 		if (!SOURCE_SCORE(x) && SOURCE_COUNT(x) <= 1)
 			rank += 1 << 17;
-		rank = rank * 8 + ((i + random) & 7); /* of equals, any */
+		rank = rank * 8 + ((i + random) & 7); /* random among equals */
 		if (SOURCE_RESERVED(x) && age <= GUARD_IDLE)
 			rank = 0;
 		if (rank > best) {
@@ -275,9 +280,10 @@ static __always_inline int guard_victim(const __u64 *source, __u32 epoch, __u32 
 }
 
 /*
- * guard_remember takes a source into its bucket that was never seen, or forgotten, in place of one of eight
- * others: who was seen once goes first, then the longest silent; a live reservation is never taken
- * away. It clears another eighth of a bucket of the silent, so that all are visited in time.
+ * guard_remember stores an unknown source in its bucket, in place of one of eight others. Sources
+ * seen once are replaced first, then the longest silent ones. A live reservation is never replaced.
+ * It also removes expired reservations in part of another bucket, so all buckets are visited in
+ * time.
  */
 int guard_remember(struct guard_state *s, __u32 bucket, __u64 word, __u32 epoch, __u32 random)
 {
@@ -305,16 +311,16 @@ int guard_remember(struct guard_state *s, __u32 bucket, __u64 word, __u32 epoch,
 	return 0;
 }
 
-/* guard_any is 1 if a bit is set, without a branch. */
+/* guard_any returns 1 if a bit is set, without a branch. */
 static __always_inline __u32 guard_any(__u32 x)
 {
 	return (x | -x) >> 31;
 }
 
 /*
- * guard_find is the number of a source, or -1. Four prints are compared at once, and what is found is
- * numbered without a branch: it lies anywhere, so each would be foreseen wrongly, and the verifier would
- * walk everything behind it once for each of 32 places.
+ * guard_find returns the number of a source, or -1. It compares four prints at once and computes
+ * the way without a branch. The way is random: branches would be mispredicted, and the verifier
+ * would follow the rest once for each of 32 ways.
  */
 static __always_inline int guard_find(struct guard_state *s, __u32 bucket, __u32 print)
 {
@@ -324,13 +330,16 @@ static __always_inline int guard_find(struct guard_state *s, __u32 bucket, __u32
 
 	bucket &= GUARD_BUCKETS - 1;
 	prints = (const __u64 *)s->prints[bucket].print;
-	/* Lane l of word i is bit 16 l + i. A lane above one that is equal may be set, too. */
+	/* Lane l of word i is bit 16 l + i. A lane above an equal one may be set, too. */
 	for (int i = 0; i < GUARD_WAYS / 4; i++) {
 		__u64 x = prints[i] ^ sought;
 
 		hits |= ((x - ones) & ~x & (ones << 15)) >> (15 - i);
 	}
-	/* The bits of the lanes 2 and 3 go between those of 0 and 1, and behind: every way is a bit of 32. */
+	/*
+	 * The bits of lanes 2 and 3 go between and after the bits of 0 and 1: every way is one of
+	 * 32 bits.
+	 */
 	found = hits | hits >> 24;
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < 3 && found; i++) {

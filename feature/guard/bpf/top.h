@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Who is being dropped: the patterns with the most refused packets, by level, decaying. */
+/* The most dropped patterns: by level, with decaying weights. */
 #ifndef WEIR_GUARD_TOP_H
 #define WEIR_GUARD_TOP_H
 
 #define GUARD_TOP_SHIFT	 33 /* at counts units of 2^33 ns, 8.6 s */
-#define GUARD_TOP_SAMPLE 16 /* one refused packet in so many is filed, with that weight */
+#define GUARD_TOP_SAMPLE 16 /* one of this many refused packets is recorded, with this weight */
 
 /*
- * guard_top_weight is what one packet that is filed counts for: those merged into it are filed for certain if
- * they are as many.
+ * guard_top_weight returns the weight of a recorded packet. Merged packets of at least
+ * GUARD_TOP_SAMPLE datagrams are always recorded, with their number.
  */
 static __always_inline __u32 guard_top_weight(__u32 packets)
 {
@@ -23,19 +23,19 @@ static __always_inline __u32 guard_top_decayed(const struct guard_top_entry *e, 
 	return age > 31 ? 0 : e->weight >> age;
 }
 
-/* What is filed: a prefix, a port or both. */
+/* A recorded pattern: a prefix, a port or both. */
 struct guard_top_key {
-	__u64 high, low; /* of the address; as it lies in memory */
+	__u64 high, low; /* of the address, in memory byte order */
 	__u16 port;
 	__u32 weight; /* packets << 4 */
 };
 
 /*
- * guard_top_file adds a sampled packet with its weight to one level. A pattern that is not there takes the
- * place of the lightest of its set with a chance of its weight over both: a heavy one gets in soon, and noise seldom
- * drives it out (random admission, Basat et al. 2017). It does not inherit the weight of the pattern that it
- * replaces, as it does there: a weight is of packets that were filed under this pattern, and status accuses nobody of
- * what others sent.
+ * guard_top_file adds a sampled packet to one level. A new pattern replaces the lightest of its set
+ * with a probability of its weight divided by the sum of both. A heavy pattern enters soon, and
+ * noise seldom displaces it (random admission, Basat et al. 2017). Unlike there, it does not
+ * inherit the weight of the replaced pattern: a weight counts only packets recorded for this
+ * pattern, and status blames no source for others' packets.
  */
 static __always_inline void guard_top_file(struct guard_top *top, const struct guard_top_key *key,
 					   __u64 hash, __u32 at, __u32 random)

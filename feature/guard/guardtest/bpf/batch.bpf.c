@@ -1,15 +1,15 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * The guard's own source, and a program beside it that decides many packets in one run. A run of
- * BPF_PROG_TEST_RUN takes ten times as long for itself as the guard for a packet.
+ * The guard's own source, with an additional program for many decisions in one run. A run of
+ * BPF_PROG_TEST_RUN itself costs ten times the guard's work for a packet.
  */
 #include "../../bpf/guard.bpf.c"
 
 struct guard_entry {
 	__u64 at; /* ns */
 	struct guard_addresses addresses;
-	__u32 passed; /* out */
+	__u32 passed; /* output */
 };
 
 #define GUARD_BATCH 4096
