@@ -20,9 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// admit looks for a slot's member and, if all its sockets are there and its
-// check has passed, gives it the slot. changed says whether anything did: a
-// member that holds its slot with the same sockets is left alone.
+// admit finds a slot's member. If all its sockets exist and its check passes, admit gives it the slot. changed reports
+// whether the slot changed: a member already admitted with the same sockets is left alone.
 func (e *Engine) admit(ctx context.Context, p *record.Service, slot int, m service.Member, ns *netns.Handle) (changed bool, err error) {
 	a, err := e.adopt(ctx, p, slot, m, ns)
 	if err != nil {
@@ -37,13 +36,13 @@ func (e *Engine) admit(ctx context.Context, p *record.Service, slot int, m servi
 	if err := e.vetted(ctx, p, slot, m, a, ns); err != nil {
 		return false, err
 	}
-	// It may hold sessions of devices that belong elsewhere, and others its own.
+	// The new member may hold sessions of devices in other slots, and other members may hold sessions of its devices.
 	if err := e.Owe(p, nil); err != nil {
 		return false, err
 	}
 	if same {
-		// Sockets that were passed on, by systemd or by weir steer run: what waits in them
-		// must not meet a slot that is changing.
+		// The sockets were inherited, from systemd or weir steer run. Packets in their queues must not meet a changing
+		// slot.
 		err = e.succeed(row, a, m.Keep)
 	} else if p, err = e.assign(p, slot, a, m.Keep, ns); err == nil {
 		row = p.Row(slot)
@@ -58,8 +57,7 @@ func (e *Engine) admit(ctx context.Context, p *record.Service, slot int, m servi
 	return true, e.confirm(row, a)
 }
 
-// admittedWith says whether a row is admitted with exactly these sockets, and whose
-// process it is by now.
+// admittedWith reports whether a row is admitted with exactly these sockets. holder is the recorded process.
 func (e *Engine) admittedWith(row uint32, a *service.Adoption) (same bool, holder int, err error) {
 	var s bpf.SteerSlot
 	if err := e.Pins.Maps["slots"].Lookup(row, &s); err != nil {
@@ -78,7 +76,7 @@ func (e *Engine) admittedWith(row uint32, a *service.Adoption) (same bool, holde
 	return true, int(s.Tgid), nil
 }
 
-// newSlot is a row's new content for the process that holds the sockets.
+// newSlot returns a row's new content for the process of a.
 func newSlot(a *service.Adoption, state slots.RowState) (bpf.SteerSlot, error) {
 	pid := a.PIDs()[0]
 	start, err := pidfd.StartTime(pid)
@@ -88,7 +86,7 @@ func newSlot(a *service.Adoption, state slots.RowState) (bpf.SteerSlot, error) {
 	return bpf.SteerSlot{State: uint32(state), Tgid: uint32(pid), Since: kernel.Monotonic(), Start: start}, nil
 }
 
-// succeed makes another process the holder of a row whose sockets stay.
+// succeed changes the process of a row and keeps its sockets.
 func (e *Engine) succeed(row uint32, a *service.Adoption, keep bool) error {
 	var was bpf.SteerSlot
 	if err := e.Pins.Maps["slots"].Lookup(row, &was); err != nil {
@@ -99,7 +97,7 @@ func (e *Engine) succeed(row uint32, a *service.Adoption, keep bool) error {
 		return err
 	}
 	s.At = was.At
-	// The exit of the process before counts no more once the row names the new one.
+	// After this store, an exit of the previous process no longer affects the row.
 	if err := e.Pins.Maps["slots"].Put(row, s); err != nil {
 		return err
 	}
@@ -107,8 +105,7 @@ func (e *Engine) succeed(row uint32, a *service.Adoption, keep bool) error {
 	return e.watchExits(row, a, keep)
 }
 
-// watchExits has steer_exit withdraw the row when its processes exit, and for
-// no other process; with keep, for none at all.
+// watchExits makes steer_exit withdraw the row when one of its processes exits. With keep, no exit withdraws it.
 func (e *Engine) watchExits(row uint32, a *service.Adoption, keep bool) error {
 	if err := e.forgetExits(row); err != nil || keep {
 		return err
@@ -121,8 +118,8 @@ func (e *Engine) watchExits(row uint32, a *service.Adoption, keep bool) error {
 	return nil
 }
 
-// assign gives a slot to a member with other sockets: as the next generation where
-// the service has some, else at once. It returns the service as it is then.
+// assign gives a slot to a member with other sockets: as the next generation if the service has generations, otherwise
+// at once. It returns the resulting service.
 func (e *Engine) assign(p *record.Service, slot int, a *service.Adoption, keep bool, ns *netns.Handle) (*record.Service, error) {
 	next, err := e.superseded(p, slot, a)
 	if err != nil {
@@ -134,11 +131,11 @@ func (e *Engine) assign(p *record.Service, slot int, a *service.Adoption, keep b
 	return p, e.assignNow(p, slot, a, keep, ns)
 }
 
-// assignNow gives a slot to a member with other sockets.
+// assignNow gives a slot to a member with other sockets, without a generation.
 func (e *Engine) assignNow(p *record.Service, slot int, a *service.Adoption, keep bool, ns *netns.Handle) (err error) {
 	at := slots.OwnEntries
 	if e.Kind == spec.EngineReuseport {
-		if p.Bypassed { // to join its group would steer it again
+		if p.Bypassed { // joining its group would steer the service again
 			return fmt.Errorf("%w: weir bypass --off %s", errBypassed, p.Service.Name)
 		}
 		if err := e.checkUnshared(p, p.Row(slot), a); err != nil {
@@ -151,8 +148,8 @@ func (e *Engine) assignNow(p *record.Service, slot int, a *service.Adoption, kee
 	return e.install(p, slot, at, a, keep)
 }
 
-// install swaps a row's sockets. The row is withdrawn meanwhile: a packet must
-// not meet the new member's UDP socket and the old one's listener.
+// install replaces a row's sockets. The row is withdrawn meanwhile. Otherwise a packet could meet the new member's UDP
+// socket and the previous member's listener.
 func (e *Engine) install(p *record.Service, slot int, at [spec.MaxEndpoints]uint8, a *service.Adoption, keep bool) error {
 	row := p.Row(slot)
 	all, sockets := e.Pins.Maps["slots"], e.Pins.Maps["sockets"]
@@ -175,7 +172,7 @@ func (e *Engine) install(p *record.Service, slot int, at [spec.MaxEndpoints]uint
 	}
 	for i, sock := range a.Sockets {
 		if int(at[i]) != i {
-			continue // it is in its place already
+			continue // already in its entry
 		}
 		if err := PutSocket(sockets, row*spec.MaxEndpoints+uint32(i), sock.FD); err != nil {
 			return ExplainSocket(sock, err)
@@ -198,7 +195,7 @@ func (e *Engine) install(p *record.Service, slot int, at [spec.MaxEndpoints]uint
 	return nil
 }
 
-// ExplainSocket names the sockets that a socket map refuses.
+// ExplainSocket adds the reason to an error of a socket map.
 func ExplainSocket(s service.Adopted, err error) error {
 	hint := ""
 	switch {
@@ -210,7 +207,7 @@ func ExplainSocket(s service.Adopted, err error) error {
 	return fmt.Errorf("process %d, descriptor for %s: %w%s", s.PID, s.Endpoint, err, hint)
 }
 
-// watchExit has steer_exit withdraw the row when the process exits.
+// watchExit makes steer_exit withdraw the row when process tgid exits.
 func (e *Engine) watchExit(tgid, row uint32) error {
 	m := e.Pins.Maps["exits"]
 	if m == nil {
@@ -225,8 +222,8 @@ func (e *Engine) watchExit(tgid, row uint32) error {
 	return fmt.Errorf("process %d serves %d slots already, the most one process can", tgid, spec.MaxExits)
 }
 
-// confirm closes the race between adopting a process and its exit: whoever
-// exits after the row is admitted is seen by steer_exit, whoever did before, here.
+// confirm closes the race between the adoption of a process and its exit. steer_exit handles an exit after the
+// admission, confirm an exit before it.
 func (e *Engine) confirm(row uint32, a *service.Adoption) error {
 	if a.Alive() {
 		return nil
@@ -237,7 +234,7 @@ func (e *Engine) confirm(row uint32, a *service.Adoption) error {
 	return fmt.Errorf("%w: process %d exited while it was adopted", service.ErrNotRunning, a.PIDs()[0])
 }
 
-// SetState changes the state of a row and nothing else of it.
+// SetState changes only the state and the time of a row.
 func (e *Engine) SetState(row uint32, state slots.RowState) error {
 	var s bpf.SteerSlot
 	if err := e.Pins.Maps["slots"].Lookup(row, &s); err != nil {
@@ -247,12 +244,11 @@ func (e *Engine) SetState(row uint32, state slots.RowState) error {
 	return e.Pins.Maps["slots"].Put(row, s)
 }
 
-// raiseSockets lifts backlogs and receive buffers of adopted sockets to the service's
-// minimum. The settings belong to the socket, so the daemon's own descriptor
-// has them too. Failing at it must not keep a member out.
+// raiseSockets raises backlogs and receive buffers of adopted sockets to the service's minimum. The settings belong to
+// the socket, so they apply to the daemon's own descriptor too. A failure must not prevent the admission.
 func raiseSockets(p *record.Service, a *service.Adoption) {
 	for _, s := range a.Sockets {
-		_ = bounded.Run(bounded.Socket(s.FD), func() error { raiseSocket(p, s); return nil }) // likewise
+		_ = bounded.Run(bounded.Socket(s.FD), func() error { raiseSocket(p, s); return nil }) // a failure is ignored
 	}
 }
 
@@ -261,25 +257,25 @@ func raiseSocket(p *record.Service, s service.Adopted) {
 		unix.Listen(s.FD, want) // the kernel caps it at net.core.somaxconn
 	}
 	if want := *p.Service.ReceiveBuffer; s.Endpoint.Proto == unix.IPPROTO_UDP && int(s.Socket.Mem.RcvBuf) < want {
-		// The kernel doubles what is asked for, and counts buffers with their overhead.
+		// The kernel doubles the requested size, and counts buffers with their overhead.
 		if unix.SetsockoptInt(s.FD, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, want/2) != nil {
 			unix.SetsockoptInt(s.FD, unix.SOL_SOCKET, unix.SO_RCVBUF, want/2)
 		}
 	}
 }
 
-// PutSocket puts a socket into a socket map. The kernel locks the socket for that, and its owner may hold the lock: then the
-// place stays empty, also should the call come back later.
+// PutSocket puts a socket into a socket map. The kernel locks the socket for this, and its owner may hold the lock.
+// After a timeout the entry stays empty: if the call returns later, its entry is deleted.
 func PutSocket(m *ebpf.Map, key uint32, fd int) error {
 	own, err := bounded.Do(bounded.Socket(fd), func() (*ebpf.Map, error) {
-		own, err := m.Clone() // m may be closed when this goes on
+		own, err := m.Clone() // m may be closed when this call continues
 		if err != nil {
 			return nil, err
 		}
 		return own, own.Put(key, uint64(fd))
 	}, func(own *ebpf.Map, err error) {
 		if err == nil {
-			_ = own.Delete(key) // it may have closed since
+			_ = own.Delete(key) // the socket may have closed since
 		}
 		if own != nil {
 			own.Close()
@@ -291,8 +287,7 @@ func PutSocket(m *ebpf.Map, key uint32, fd int) error {
 	return err
 }
 
-// FallBack gives a slot back to its predecessor, if that still runs and drains. It says
-// whether it did.
+// FallBack gives a slot back to its predecessor if that process still runs and drains. It reports whether it did.
 func FallBack(l *kernel.WriteLock, s slots.Slot) (bool, error) {
 	e, p, err := OpenSlot(l, s)
 	if err != nil {
@@ -302,8 +297,7 @@ func FallBack(l *kernel.WriteLock, s slots.Slot) (bool, error) {
 	return e.FallBack(p, s.Slot)
 }
 
-// adopt finds a member's sockets: of a service with generations those of its next
-// process, if there is one beside the one that serves.
+// adopt finds a member's sockets. With generations it prefers a new process beside the current one.
 func (e *Engine) adopt(ctx context.Context, p *record.Service, slot int, m service.Member, ns *netns.Handle) (*service.Adoption, error) {
 	if p.Service.Generations != nil && m.Not == nil {
 		now, err := slots.Evaluate(e.Pins, p, slot)

@@ -16,21 +16,19 @@ import (
 	"github.com/weir-project/weir/kernel/probe"
 )
 
-// Daemons share a port only if each of their sockets has SO_REUSEPORT. For a
-// service with share_port, programs at the root of cgroup2 set it when a socket
-// binds one of the service's ports. One instance serves all namespaces: cgroups
-// know none, the keys of its map do.
+// Daemons share a port only if each of their sockets has SO_REUSEPORT. For a service with share_port, programs at the
+// root of cgroup2 set it when a socket binds one of the service's ports. Cgroups are independent of network namespaces,
+// so one instance serves all namespaces. The keys of its map contain the namespace.
 
 // BindInstance exists while any service has share_port.
 var BindInstance = kernel.Instance{Scope: kernel.HostScope, Feature: spec.Name, Name: "@bind"}
 
-// ReconcileBind makes the hook say what the pins of the services say: put up with
-// the first service that wants it, its ports kept, taken down with the last.
-// Run again, it recovers what a killed command left. Where it is not there and not
-// wanted by the caller, nobody wants it.
+// ReconcileBind makes the hook match the pins of the services. The first service with share_port attaches it, the last
+// one removes it. ReconcileBind is idempotent and recovers a killed command. With wanted false, it does nothing if
+// there is no instance.
 func ReconcileBind(l *kernel.WriteLock, wanted bool) error {
 	if _, err := record.Shared.Read(l.Root, BindInstance); errors.Is(err, kernel.ErrABI) || errors.Is(err, kernel.ErrNotExist) && !wanted && !l.Has(BindInstance) {
-		return nil // status, plans and doctor tell of one that cannot be read
+		return nil // status, plans and doctor report an unreadable instance
 	}
 	want, unread, err := bindPorts(l.Root)
 	if err != nil {
@@ -58,7 +56,7 @@ func ReconcileBind(l *kernel.WriteLock, wanted bool) error {
 		}
 	}
 	for k := range have {
-		if !want[k] && len(unread) == 0 { // else it may be another service's, which cannot be read
+		if !want[k] && len(unread) == 0 { // otherwise the port may belong to an unreadable service
 			if err := ports.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 				return fmt.Errorf("sharing port %d no more: %w", k.Port, err)
 			}
@@ -68,8 +66,7 @@ func ReconcileBind(l *kernel.WriteLock, wanted bool) error {
 	return nil
 }
 
-// bindPorts are the ports that services on this host want shared. Services that
-// are bound elsewhere have their own ports there. Services that cannot be read are listed.
+// bindPorts returns the ports of all services with share_port on this host, and the unreadable services.
 func bindPorts(r *kernel.Root) (_ map[bpf.BindBindKey]bool, unread instances.Unreadable, _ error) {
 	all, err := r.Instances(spec.Name)
 	if err != nil {
@@ -94,8 +91,7 @@ func bindPorts(r *kernel.Root) (_ map[bpf.BindBindKey]bool, unread instances.Unr
 	return out, unread, nil
 }
 
-// openBind opens the hook, and puts it up where it is missing, was detached, or
-// is another version's.
+// openBind opens the hook. It attaches the hook again if it is missing, detached or of another version.
 func openBind(l *kernel.WriteLock) (*kernel.Opened, error) {
 	o, err := l.Open(BindInstance)
 	if err == nil {
@@ -112,7 +108,7 @@ func openBind(l *kernel.WriteLock) (*kernel.Opened, error) {
 	return l.Open(BindInstance)
 }
 
-// bindHooks are the programs and where they belong.
+// bindHooks returns the programs' attachments.
 func bindHooks() (map[string]kernel.Attachment, error) {
 	cgroup, err := units.CgroupRoot()
 	if err != nil {
@@ -173,7 +169,7 @@ func publishBind(l *kernel.WriteLock) error {
 	return record.Shared.Publish(l, BindInstance, instances.Form[struct{}]{Object: kernel.ObjectHash(bpf.BindObject), Pins: pins})
 }
 
-// ProblemBind is the Problem of a service whose ports nobody shares.
+// ProblemBind is the Problem of a service with share_port but without the hook.
 const ProblemBind = "the hook of share_port is missing, so daemons that do not ask for SO_REUSEPORT cannot start beside one another: weir apply recovers it"
 
 // ReadShared reads the counters of a service's ports.
@@ -199,6 +195,6 @@ func ReadShared(p *record.Service, r *kernel.Root) (out Shared, err error) {
 
 // Shared counts the sockets that bound a port of a service with share_port.
 type Shared struct {
-	Sockets uint64 `json:"sockets"` // that were given SO_REUSEPORT
-	Failed  uint64 `json:"failed"`  // that the kernel refused it
+	Sockets uint64 `json:"sockets"` // given SO_REUSEPORT
+	Failed  uint64 `json:"failed"`  // SO_REUSEPORT rejected by the kernel
 }

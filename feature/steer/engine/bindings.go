@@ -11,22 +11,21 @@ import (
 	"github.com/weir-project/weir/table"
 )
 
-// A namespace in which something is bound has steer_dispatch in place of
-// steer_lookup, and maps that only it needs: the bindings, and the services that
-// they lead to, by number. The first bind has the engine go over to it, as an
-// upgrade does, and so does a bind that finds its maps full, to larger ones.
+// A namespace with bindings uses steer_dispatch in place of steer_lookup, and additional maps: the bindings, and the
+// services by number. The first bind moves the engine to them, like an upgrade. A bind with full maps moves the engine
+// to larger ones.
 
-// boundName is what BINDINGS_MAPS calls them.
+// boundName is the map prefix of the macro BINDINGS_MAPS.
 const boundName = "bound"
 
 // boundMaps are the pins of a table of bindings.
 var boundMaps = []string{"bound_head", "bound_index", "bound_pages", "bound_sets", "bound_many"}
 
-// FewestBindings is the room that the first bind makes; each larger one is four
-// times the one before, up to table.MaxBindings.
+// FewestBindings is the capacity created by the first bind. Each larger size is four times the previous one, up to
+// table.MaxBindings.
 const FewestBindings = 1 << 12
 
-// Room is for how many bindings an engine's maps were made; 0: for none.
+// Room returns the capacity for bindings of an engine's maps. 0 means no bindings.
 func Room(maps map[string]*ebpf.Map) int {
 	if m := maps["bound_many"]; m != nil {
 		return int(m.MaxEntries())
@@ -34,7 +33,7 @@ func Room(maps map[string]*ebpf.Map) int {
 	return 0
 }
 
-// mapName is what the object calls the map of a pin.
+// mapName returns the object's map name of a pin.
 func mapName(pin string) string {
 	if slices.Contains(boundMaps, pin) {
 		return pin
@@ -42,8 +41,7 @@ func mapName(pin string) string {
 	return "steer_" + pin
 }
 
-// unshareBindings keeps a table's maps together: some of one and some of another
-// are no table.
+// unshareBindings removes all maps of the table if one is missing. A mix of old and new maps is not a valid table.
 func unshareBindings(share map[string]*ebpf.Map) {
 	whole := true
 	for _, name := range boundMaps {
@@ -56,8 +54,7 @@ func unshareBindings(share map[string]*ebpf.Map) {
 	}
 }
 
-// copyBindings fills a table that is new with what the old one says. Nobody else
-// writes meanwhile: whoever may holds the lock.
+// copyBindings fills a new table from the old one. Writers hold the lock, so the table cannot change meanwhile.
 func (e *Engine) copyBindings(old *kernel.Opened) error {
 	if !e.renewed(old, "bound_sets") {
 		return nil
@@ -85,7 +82,7 @@ func (e *Engine) copyBindings(old *kernel.Opened) error {
 	return nil
 }
 
-// renewed says whether a map of this engine is another than the old engine's.
+// renewed reports whether a map differs from the old engine's map.
 func (e *Engine) renewed(old *kernel.Opened, name string) bool {
 	a, b := e.Pins.Maps[name], old.Maps[name]
 	if a == nil || b == nil {
@@ -101,7 +98,7 @@ func (e *Engine) renewed(old *kernel.Opened, name string) bool {
 	return i != j
 }
 
-// OpenBound opens the table of bindings among an engine's maps.
+// OpenBound opens the table of bindings in an engine's maps.
 func OpenBound(maps map[string]*ebpf.Map, write bool) (*table.Bindings, error) {
 	m, err := table.FindBindings(maps, boundName)
 	if err != nil {
@@ -113,8 +110,7 @@ func OpenBound(maps map[string]*ebpf.Map, write bool) (*table.Bindings, error) {
 	return table.OpenBindingsReader(m)
 }
 
-// Dispatches says whether something is bound or registered in an engine's
-// namespace, so that it must stay.
+// Dispatches reports whether the engine has a binding or a registered socket. Such an engine must not be removed.
 func (e *Engine) Dispatches() (bool, error) {
 	if Room(e.Pins.Maps) == 0 {
 		return false, nil
@@ -131,7 +127,7 @@ func (e *Engine) Dispatches() (bool, error) {
 	return false, nil
 }
 
-// Given is the cookie of a registered socket, 0 where there is none.
+// Given returns the cookie of a registered socket, or 0.
 func (e *Engine) Given(id, kind uint32) (cookie uint64) {
 	if e.Pins.Maps["given"].Lookup(id*KindsIPv4+kind, &cookie) != nil {
 		return 0
@@ -142,7 +138,7 @@ func (e *Engine) Given(id, kind uint32) (cookie uint64) {
 // KindsIPv4 is STEER_KINDS: UDP and TCP over IPv4, UDP and TCP over IPv6.
 const KindsIPv4 = 4
 
-// KindOfPacket numbers a packet's protocol and family as the program does.
+// KindOfPacket numbers a packet's protocol and family like the program.
 func KindOfPacket(tcp, v6 bool) (kind uint32) {
 	if tcp {
 		kind |= 1

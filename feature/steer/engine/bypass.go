@@ -13,12 +13,11 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// errBypassed says that a service is bypassed, so that its engine admits nobody.
+// errBypassed means that the service is bypassed. Its engine then admits no member.
 var errBypassed = errors.New("service is bypassed")
 
-// Bypass leaves a service's traffic to the kernel alone, or takes that back. The
-// service stays, with its members, until it is steered again; apply keeps it so.
-// It reports whether anything changed.
+// Bypass excludes a service's traffic from steering, or undoes this. The service and its members remain. apply keeps
+// the bypass. Bypass reports whether anything changed.
 func Bypass(l *kernel.WriteLock, scope, service string, on bool) (did bool, err error) {
 	e, old, err := OpenSlot(l, slots.Slot{Scope: scope, Service: service})
 	if err != nil {
@@ -33,7 +32,7 @@ func Bypass(l *kernel.WriteLock, scope, service string, on bool) (did bool, err 
 		return false, err
 	}
 	if !on {
-		// Whoever connected meanwhile is where the kernel put it.
+		// Meanwhile the kernel chose the member of each new session.
 		if err := e.Owe(p, nil); err != nil {
 			return false, err
 		}
@@ -44,9 +43,8 @@ func Bypass(l *kernel.WriteLock, scope, service string, on bool) (did bool, err 
 	return true, ReconcileCopies(l, scope, true)
 }
 
-// rejoin attaches the program to the members' groups again, which are left while
-// a service is bypassed. A member that has changed since is left to weir serve,
-// or to weir apply.
+// rejoin attaches the program to the members' groups again after a bypass. weir serve or weir apply handles members
+// with changed sockets.
 func (e *Engine) rejoin(p *record.Service) error {
 	ns, err := e.openNetns()
 	if errors.Is(err, slots.ErrNetnsGone) {

@@ -18,33 +18,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copy: SERVICE gives every datagram of a service to another one too: to try a new
-// collector with all of the old one's traffic, or to move from one to the other. A
-// filter of every device's incoming packets does it (bpf/copy.bpf.c), since no lookup
-// can have two answers. TCP cannot be copied so: it is a dialogue.
+// copy: SERVICE duplicates every datagram of a service to another service: to test a new collector with all traffic, or
+// to migrate to it. A lookup has only one result, so a filter on every device's ingress makes the copies
+// (bpf/copy.bpf.c). TCP cannot be copied, because each side answers the other.
 
-// CopyFilter is the name that tc shows.
+// CopyFilter is the filter's name in tc.
 const CopyFilter = "weir_copy"
 
-// CopyInstance exists while a service of the namespace is copied. What it pins
-// outlives nothing: the filters are taken away before it.
+// CopyInstance exists while a service of the namespace is copied. Its filters are removed before it.
 func CopyInstance(scope string) kernel.Instance {
 	return kernel.Instance{Scope: scope, Feature: spec.Name, Name: "@copy"}
 }
 
-// Copies tells of a service whose datagrams another one gets too.
+// Copies describes the copies of a service.
 type Copies struct {
 	To         string `json:"to"`
 	Copied     uint64 `json:"copied"`     // datagrams
-	Fragmented uint64 `json:"fragmented"` // came in fragments, and were not copied
-	Failed     uint64 `json:"failed"`     // the kernel refused
+	Fragmented uint64 `json:"fragmented"` // arrived in fragments, not copied
+	Failed     uint64 `json:"failed"`     // rejected by the kernel
 }
 
-// ReconcileCopies makes the filters of a namespace do what the pins of its services say.
-// Run again, it recovers what a killed command left, and takes in devices that have
-// come since. Where nothing is there and wanted is false, nobody wants it. gone are
-// services that the command took away: of others that it does not know it leaves the copies,
-// as those of a service that cannot be read. Filters of another ABI stay as they are.
+// ReconcileCopies makes the filters of a namespace match the pins of its services. It is idempotent, recovers a killed
+// command, and includes new devices. With wanted false, it does nothing if there is no instance. gone are the services
+// removed by this command. Other unknown copies may belong to unreadable services and remain. Filters of another ABI
+// remain unchanged.
 func ReconcileCopies(l *kernel.WriteLock, scope string, wanted bool, gone ...*record.Service) error {
 	o, err := l.Open(CopyInstance(scope))
 	if err == nil {
@@ -103,7 +100,7 @@ func ReconcileCopies(l *kernel.WriteLock, scope string, wanted bool, gone ...*re
 	return nil
 }
 
-// putCopies fills the maps and puts the filters up. o is nil where there is nothing yet.
+// putCopies fills the maps and attaches the filters. o is nil if there is no instance yet.
 func putCopies(l *kernel.WriteLock, ns *netns.Handle, o *kernel.Opened, want map[bpf.CopyCopyKey]bpf.CopyCopyTo) error {
 	spec, err := bpf.LoadCopy()
 	if err != nil {
@@ -126,7 +123,7 @@ func putCopies(l *kernel.WriteLock, ns *netns.Handle, o *kernel.Opened, want map
 	pins := kernel.Pins{Maps: map[string]*ebpf.Map{"targets": targets, "devices": devices}}
 	fresh := len(share) == 0
 	if fresh {
-		// Before the filters: what is pinned is how they are found again.
+		// Publish before the filters are attached: a later command finds the filters through the pins.
 		if err := l.Publish(CopyInstance(record.Scope(ns)), meta, pins); err != nil {
 			return err
 		}
@@ -145,7 +142,7 @@ func putCopies(l *kernel.WriteLock, ns *netns.Handle, o *kernel.Opened, want map
 	return err
 }
 
-// noteCopies records the filters, so that their loss is told.
+// noteCopies records the filters, so weir detects their loss.
 func noteCopies(l *kernel.WriteLock, ns *netns.Handle, devices *ebpf.Map) error {
 	have, err := Entries[uint32, bpf.CopyCopyDevice](devices)
 	var all []kernel.Clsact
@@ -155,7 +152,7 @@ func noteCopies(l *kernel.WriteLock, ns *netns.Handle, devices *ebpf.Map) error 
 	return errors.Join(err, ns.Do(func() error { l.NoteFilters(CopyInstance(record.Scope(ns)), all); return nil }))
 }
 
-// setCopies changes what differs, so that the counters of the rest go on.
+// setCopies changes only entries that differ. The counters of the others continue.
 func setCopies(targets *ebpf.Map, want map[bpf.CopyCopyKey]bpf.CopyCopyTo) error {
 	have, err := Entries[bpf.CopyCopyKey, bpf.CopyCopyTo](targets)
 	if err != nil {
@@ -183,8 +180,8 @@ func setCopies(targets *ebpf.Map, want map[bpf.CopyCopyKey]bpf.CopyCopyTo) error
 	return nil
 }
 
-// filterDevices has every device on which packets for this host arrive run prog,
-// and no other: with renew also those that have the filter. It runs in the namespace.
+// filterDevices makes every device with packets for this host run prog, and removes the filter from all others. With
+// renew it also replaces existing filters. It runs in the namespace.
 func filterDevices(devices *ebpf.Map, prog *ebpf.Program, renew bool) error {
 	have, err := Entries[uint32, bpf.CopyCopyDevice](devices)
 	if err != nil {
@@ -241,8 +238,7 @@ func dropFilter(devices *ebpf.Map, index uint32, d bpf.CopyCopyDevice) error {
 	return nil
 }
 
-// RemoveCopies takes a namespace's filters away, and then the pins by which they
-// are found.
+// RemoveCopies removes a namespace's filters, then the pins that list them.
 func RemoveCopies(l *kernel.WriteLock, scope string, o *kernel.Opened) error {
 	if o == nil {
 		return nil
@@ -258,13 +254,13 @@ func RemoveCopies(l *kernel.WriteLock, scope string, o *kernel.Opened) error {
 			return err
 		})
 	}
-	if err != nil && !errors.Is(err, slots.ErrNetnsGone) { // with the namespace its devices went
+	if err != nil && !errors.Is(err, slots.ErrNetnsGone) { // the devices vanished with the namespace
 		return err
 	}
 	return l.Remove(CopyInstance(scope))
 }
 
-// reconcileAllCopies is syncCopies for every namespace.
+// reconcileAllCopies calls ReconcileCopies for every namespace.
 func reconcileAllCopies(l *kernel.WriteLock) error {
 	all, err := l.Instances(spec.Name)
 	if err != nil {
@@ -284,5 +280,5 @@ func reconcileAllCopies(l *kernel.WriteLock) error {
 	return nil
 }
 
-// ProblemCopy is the Problem of a service whose copies nobody makes.
+// ProblemCopy is the Problem of a service whose datagrams are not copied.
 const ProblemCopy = "its datagrams are not copied: the service that is to get them is not there, or the filters are missing; weir apply recovers it"

@@ -12,11 +12,11 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// pinDevices makes the maps of a service's devices.
+// pinDevices creates the maps of a service's devices.
 func (e *Engine) pinDevices(p *record.Service) (aliases, names *ebpf.Map, err error) {
-	if p.List == nil { // another change of a service that stays by device
+	if p.List == nil { // the change does not concern the devices
 		p.List, err = record.ReadDevices(e.Lock.Root, p, e.Scope)
-		if errors.Is(err, kernel.ErrNotExist) { // it is being recovered
+		if errors.Is(err, kernel.ErrNotExist) { // the service is being recovered
 			p.List, err = spec.LoadDevices(p.Service.Devices)
 		}
 		if err != nil {
@@ -30,9 +30,8 @@ func (e *Engine) pinDevices(p *record.Service) (aliases, names *ebpf.Map, err er
 	return p.List.Maps(spec)
 }
 
-// putMoved says where the devices of a service are that were moved, before a
-// service that asks for it is there. Where one asks already, each move is a store
-// of its own, for all protocols at once.
+// putMoved writes the slots of moved devices before the service refers to them. If the service refers to them already,
+// each move takes effect with one store, for all protocols at once.
 func (e *Engine) putMoved(p *record.Service) error {
 	for a, slot := range p.Moves() {
 		k, want := bpf.SteerDeviceKey{Service: p.ID, Addr: a.As16()}, uint32(slot)
@@ -48,7 +47,7 @@ func (e *Engine) putMoved(p *record.Service) error {
 	return nil
 }
 
-// dropMoved forgets moves that no service has any more.
+// dropMoved removes the moves of no service.
 func (e *Engine) dropMoved() error {
 	want := map[bpf.SteerDeviceKey]bool{}
 	for _, p := range e.Services {
@@ -88,7 +87,7 @@ func (e *Engine) putAliases(p *record.Service, own *ebpf.Map) error {
 	return nil
 }
 
-// dropAliases takes the devices of a service that is gone away.
+// dropAliases removes the devices of a removed service.
 func (e *Engine) dropAliases(id uint32) error {
 	if err := e.Pins.Maps["aliases"].Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return err

@@ -18,23 +18,22 @@ import (
 	"github.com/weir-project/weir/table"
 )
 
-// Engine is one engine of a network namespace: its maps, open for writing, and
-// the services that it steers. Two kinds have the same maps but for those that
-// hold sockets.
+// Engine is one engine of a network namespace: its maps, open for writing, and its services. The two kinds differ only
+// in the maps of sockets.
 type Engine struct {
 	Lock     *kernel.WriteLock
 	Scope    string
 	Kind     spec.Engine
 	Pins     *kernel.Opened
 	Services map[string]*record.Service
-	Kept     record.Kept        // what services that cannot be read have
-	vet      *Vetting           // what to do about members' checks; nil: none is run
-	Rate     *spec.Rate         // of resets that this command makes due; nil: the services'
-	Coming   map[int]ServedSlot // by slot: members of a service that comes from another engine
+	Kept     record.Kept        // entries of unreadable services in the maps
+	vet      *Vetting           // how to run members' checks; nil: run none
+	Rate     *spec.Rate         // of resets that this command makes due; nil: the service's rate
+	Coming   map[int]ServedSlot // by slot: members of a service that moves here from another engine
 }
 
-// PublishEngine makes an engine in a namespace that has none of the kind yet, with
-// room for so many bindings. With empty maps it lets every packet pass.
+// PublishEngine creates an engine in a namespace without one of this kind. room is the maximum number of bindings. With
+// empty maps the engine passes every packet.
 func PublishEngine(l *kernel.WriteLock, ns *netns.Handle, kind spec.Engine, room int) error {
 	if err := kernel.Require(spec.EngineNeeds(kind)); err != nil {
 		return err
@@ -84,17 +83,15 @@ func attachEngine(kind spec.Engine, c *kernel.Collection, ns *netns.Handle) (map
 	return links, nil
 }
 
-// exitTracepoint tells of exits of processes.
+// exitTracepoint runs when a process exits.
 var exitTracepoint = kernel.RawTracepoint{Name: "sched_process_exit"}
 
-// ObjectHash is the hash of an engine's object.
 func ObjectHash(kind spec.Engine) [sha256.Size]byte {
 	return kernel.ObjectHash(record.EngineStore(kind).Object())
 }
 
-// loadPrograms loads the programs of an engine that this kernel can have. share
-// gives maps in place of new ones. The program of sk_reuseport is loaded again for
-// each group; here, for the maps that all share.
+// loadPrograms loads the engine's programs supported by this kernel. share replaces new maps by existing ones. Each
+// reuseport group loads its own copy of the sk_reuseport program later. The copy loaded here creates the shared maps.
 func loadPrograms(kind spec.Engine, room int, share map[string]*ebpf.Map) (*kernel.Collection, error) {
 	cs, err := loadSpec(kind, room)
 	if err != nil {
@@ -113,7 +110,7 @@ func loadPrograms(kind spec.Engine, room int, share map[string]*ebpf.Map) (*kern
 	return kernel.Load(cs, programs, share)
 }
 
-// loadSpec is the object of an engine with room for so many bindings.
+// loadSpec returns an engine's object, sized for room bindings.
 func loadSpec(kind spec.Engine, room int) (*ebpf.CollectionSpec, error) {
 	load := bpf.LoadSteer
 	if kind == spec.EngineReuseport {
@@ -126,7 +123,7 @@ func loadSpec(kind spec.Engine, room int) (*ebpf.CollectionSpec, error) {
 	return spec, err
 }
 
-// lookupProgram is the program of a collection that answers lookups; nil for sk_reuseport.
+// lookupProgram returns the collection's sk_lookup program, or nil for engine sk_reuseport.
 func lookupProgram(c *kernel.Collection) *ebpf.Program {
 	if p := c.Programs[bpf.SteerProgSteerDispatch]; p != nil {
 		return p
@@ -134,7 +131,7 @@ func lookupProgram(c *kernel.Collection) *ebpf.Program {
 	return c.Programs[bpf.SteerProgSteerLookup]
 }
 
-// pinnedMaps are the maps of a collection by the names of their pins.
+// pinnedMaps returns a collection's maps by pin name.
 func pinnedMaps(c *kernel.Collection) map[string]*ebpf.Map {
 	out := map[string]*ebpf.Map{}
 	for name, m := range c.Maps {
@@ -145,7 +142,7 @@ func pinnedMaps(c *kernel.Collection) map[string]*ebpf.Map {
 	return out
 }
 
-// ownMaps are the maps that only user space knows.
+// ownMaps returns the specs of the maps used by user space only.
 func ownMaps(kind spec.Engine, room int) []*ebpf.MapSpec {
 	specs := []*ebpf.MapSpec{{Name: "steer_sync", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 2}}
 	if kind == spec.EngineReuseport {
@@ -157,8 +154,8 @@ func ownMaps(kind spec.Engine, room int) []*ebpf.MapSpec {
 	return specs
 }
 
-// OpenEngine opens a namespace's engine for writing and recovers what a killed
-// command left between the pins of services and the engine's maps.
+// OpenEngine opens a namespace's engine for writing. It first reconciles the engine's maps with the services' pins if a
+// killed command left them different.
 func OpenEngine(l *kernel.WriteLock, scope string, kind spec.Engine) (*Engine, error) {
 	pins, err := l.Open(record.EngineInstance(scope, kind))
 	if err != nil {
@@ -183,7 +180,7 @@ func OpenEngine(l *kernel.WriteLock, scope string, kind spec.Engine) (*Engine, e
 	return e, nil
 }
 
-// readServices reads the services of the engine, and what those that cannot be read have in its maps.
+// readServices reads the engine's services, and the entries of unreadable services in its maps.
 func (e *Engine) readServices() error {
 	all, unread, err := record.ReadAll(e.Lock.Root, e.Scope, e.Kind)
 	if err == nil {
@@ -192,7 +189,7 @@ func (e *Engine) readServices() error {
 	return err
 }
 
-// readAgain is for a service that could not be read, and can be now or is gone: nothing of its former form is kept.
+// readAgain drops the kept entries of a previously unreadable service after its repair or removal.
 func (e *Engine) readAgain(name string) error {
 	if !e.Kept.HasName(name) {
 		return nil
@@ -202,10 +199,9 @@ func (e *Engine) readAgain(name string) error {
 	return err
 }
 
-// Close closes the maps; everything stays pinned.
 func (e *Engine) Close() { e.Pins.Close() }
 
-// Drop takes a service out of what the maps are to say. Sync, which follows, removes what they have of it.
+// Drop removes a service from the wanted state. The next Reconcile removes its entries from the maps.
 func (e *Engine) Drop(name string) {
 	if p := e.Services[name]; p != nil {
 		e.Kept.Free(p)
@@ -213,10 +209,10 @@ func (e *Engine) Drop(name string) {
 	}
 }
 
-// Idle tells whether the engine has no service, readable or not.
+// Idle reports whether the engine has no service, readable or not.
 func (e *Engine) Idle() bool { return len(e.Services)+len(e.Kept.Names) == 0 }
 
-// keeps tells whether a number is that of a service that cannot be read.
+// keeps reports whether id belongs to an unreadable service.
 func (e *Engine) keeps(id uint32) bool {
 	if len(e.Kept.Names) == 0 || !e.Kept.ID(id) {
 		return false
@@ -229,8 +225,7 @@ func (e *Engine) keeps(id uint32) bool {
 	return true
 }
 
-// PublishService writes a service's own pins. The engine's maps follow by Reconcile,
-// in this command or the next.
+// PublishService writes a service's own pins. Reconcile updates the engine's maps, in this command or the next.
 func (e *Engine) PublishService(p *record.Service) error {
 	m, err := record.NewMap(p)
 	if err != nil {
@@ -259,12 +254,12 @@ func (e *Engine) PublishService(p *record.Service) error {
 	if err := e.Lock.Publish(record.Instance(e.Scope, p.Service.Name), meta, kernel.Pins{Maps: maps}); err != nil {
 		return err
 	}
-	e.Drop(p.Service.Name) // its former form
+	e.Drop(p.Service.Name) // its previous form
 	e.Services[p.Service.Name] = p
 	return e.readAgain(p.Service.Name)
 }
 
-// FreeID finds an index into steer_services that no service has.
+// FreeID finds an unused index into steer_services.
 func (e *Engine) FreeID() (uint32, error) {
 	if err := e.Kept.CheckID(); err != nil {
 		return 0, err
@@ -281,7 +276,7 @@ func (e *Engine) FreeID() (uint32, error) {
 	return 0, fmt.Errorf("namespace %s has %d services, the most it can: remove one", e.Scope, spec.MaxServices)
 }
 
-// rows are those that services have.
+// rows returns the rows in use by readable services.
 func (e *Engine) rows() map[uint32]bool {
 	taken := map[uint32]bool{}
 	for _, p := range e.Services {
@@ -292,7 +287,7 @@ func (e *Engine) rows() map[uint32]bool {
 	return taken
 }
 
-// FreeRows finds n rows that no service has, and that are not among others.
+// FreeRows finds n unused rows outside others.
 func (e *Engine) FreeRows(n int, others ...uint32) ([]uint32, error) {
 	if err := e.Kept.CheckRows(); err != nil && n > 0 {
 		return nil, err

@@ -21,11 +21,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Whoever owns a socket may attach a program to its reuseport group, in place of
-// the one that is there: collectors with a balancer of their own do it as they
-// start. No call tells which it is, so an iterator over sockets does.
+// The owner of a socket can attach a program to its reuseport group and replace weir's. Collectors with their own
+// balancer do so at start. No system call returns the attached program, so an iterator over sockets finds it.
 
-// GroupPrograms needs the kernel to iterate over sockets.
+// GroupPrograms requires iterators over sockets.
 var GroupPrograms = kernel.Need{Name: "iterators over sockets, with BTF", Since: "5.9", Optional: true,
 	For:    "engine sk_reuseport: seeing that somebody else's program chooses in a group",
 	Remedy: "the kernel must be built with CONFIG_DEBUG_INFO_BTF",
@@ -34,7 +33,7 @@ var GroupPrograms = kernel.Need{Name: "iterators over sockets, with BTF", Since:
 		return err
 	}}
 
-// groupIterators are loaded once: weir serve asks at every admission.
+// groupIterators loads the iterators once, because weir serve uses them at every admission.
 var groupIterators = sync.OnceValues(func() (*kernel.Collection, error) {
 	spec, err := bpf.LoadGroups()
 	if err != nil {
@@ -43,8 +42,8 @@ var groupIterators = sync.OnceValues(func() (*kernel.Collection, error) {
 	return kernel.Load(spec, []string{bpf.GroupsProgSteerUdpGroups, bpf.GroupsProgSteerTcpGroups}, nil)
 })
 
-// ProgramsOfGroups lists the program of each socket's group, by cookie of the
-// socket, in the calling thread's network namespace.
+// ProgramsOfGroups returns the program of each socket's group, by socket cookie, in the calling thread's network
+// namespace.
 func ProgramsOfGroups() (map[uint64]ebpf.ProgramID, error) {
 	c, err := groupIterators()
 	if err != nil {
@@ -63,12 +62,11 @@ func ProgramsOfGroups() (map[uint64]ebpf.ProgramID, error) {
 	return out, nil
 }
 
-// groupList is groupPrograms asked when first needed, and empty where the kernel
-// cannot tell.
+// groupList returns the result of ProgramsOfGroups, read at the first call. It is empty if the kernel lacks the
+// iterators.
 type groupList func() (map[uint64]ebpf.ProgramID, error)
 
-// ListGroups is for all sockets of a member: each listing goes through the
-// kernel's whole table of TCP sockets.
+// ListGroups returns a list shared by all sockets of a member, because each reading iterates over all TCP sockets.
 func ListGroups(ns *netns.Handle) groupList {
 	return sync.OnceValues(func() (programs map[uint64]ebpf.ProgramID, err error) {
 		err = ns.Do(func() error { programs, err = ProgramsOfGroups(); return err })
@@ -79,9 +77,8 @@ func ListGroups(ns *netns.Handle) groupList {
 	})
 }
 
-// refuseForeign refuses a group in which somebody else's program chooses, unless
-// the configuration lets weir replace it. Where the kernel cannot tell, nothing
-// is foreign.
+// refuseForeign rejects a group with a foreign program, unless the configuration allows weir to replace it. Without
+// iterators it detects none.
 func (e *Engine) refuseForeign(p *record.Service, key GroupKey, s service.Adopted, programs groupList) error {
 	if p.Service.Foreign == spec.ForeignReplace {
 		return nil
@@ -109,11 +106,11 @@ func (e *Engine) refuseForeign(p *record.Service, key GroupKey, s service.Adopte
 	return fmt.Errorf("%w: program %d%s chooses among the sockets of %s, which process %d has joined: turn off that daemon's own balancer, or let weir replace it with foreign: replace", errForeign, id, name, key, s.PID)
 }
 
-// Hijacked names the groups in which another program than weir's chooses.
+// Hijacked describes the groups with a program other than weir's.
 func Hijacked(groups map[GroupKey]GroupValue, holders *ebpf.Map) []string {
 	programs, err := ProgramsOfGroups()
 	if err != nil {
-		return nil // a need that doctor lists as missing
+		return nil // doctor lists the missing need
 	}
 	var out []string
 	for k, v := range groups {
@@ -128,8 +125,8 @@ func Hijacked(groups map[GroupKey]GroupValue, holders *ebpf.Map) []string {
 	return out
 }
 
-// Narrower names sockets that are bound to one address of a group that is bound
-// to all: they form groups of their own, which the kernel prefers.
+// Narrower describes sockets bound to one address of a wildcard group. They form their own groups, and the kernel
+// prefers these.
 func Narrower(groups map[GroupKey]GroupValue) []string {
 	var out []string
 	for k := range groups {
@@ -150,7 +147,7 @@ func Narrower(groups map[GroupKey]GroupValue) []string {
 	return out
 }
 
-// Bound lists the sockets that take new traffic of a port.
+// Bound lists the sockets that receive new traffic of a port. Port 0 means all ports.
 func Bound(proto uint8, port uint16) ([]sockdiag.Socket, error) {
 	states := uint32(1 << unix.BPF_TCP_LISTEN)
 	if proto == unix.IPPROTO_UDP {

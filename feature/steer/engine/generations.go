@@ -17,7 +17,7 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// known counts the peers that a generation that drains still has.
+// known counts the remaining peers of a draining generation.
 func (e *Engine) known(p *record.Service, d slots.Predecessor) (int, error) {
 	if !d.DrainsFor(d.Heir-1) || d.Over() || !d.Who.Alive() {
 		return 0, nil
@@ -31,11 +31,10 @@ func (e *Engine) known(p *record.Service, d slots.Predecessor) (int, error) {
 	return n[d.Row], err
 }
 
-// ErrDraining says that a slot's member before the present one still drains: two
-// generations are side by side, never three.
+// ErrDraining means that the previous member still drains. A slot has at most two generations.
 var ErrDraining = errors.New("the generation before is still drained")
 
-// SpareRows gives every slot of a service with generations its second row.
+// SpareRows assigns a second row to every slot of a service with generations.
 func (e *Engine) SpareRows(p, old *record.Service) error {
 	if p.Service.Generations == nil {
 		return nil
@@ -48,7 +47,7 @@ func (e *Engine) SpareRows(p, old *record.Service) error {
 	return err
 }
 
-// emptySpare has a row hold nobody. Its counters stay: a slot's are those of both rows.
+// emptySpare empties a row but keeps its counters. A slot's counters are the sum of both rows.
 func (e *Engine) emptySpare(row uint32) error {
 	all, gens := e.Pins.Maps["slots"], e.Pins.Maps["gens"]
 	if err := gens.Put(row, bpf.SteerGeneration{}); err != nil {
@@ -68,7 +67,7 @@ func (e *Engine) emptySpare(row uint32) error {
 	return all.Put(row, bpf.SteerSlot{})
 }
 
-// swapped is p with the rows of a slot changed over.
+// swapped returns a copy of p with the two rows of a slot exchanged.
 func (e *Engine) swapped(p *record.Service, slot int) (*record.Service, error) {
 	return record.Changed(e.Lock.Root, e.Scope, p, func(p *record.Service) error {
 		p.Rows, p.Spare = slices.Clone(p.Rows), slices.Clone(p.Spare)
@@ -77,8 +76,7 @@ func (e *Engine) swapped(p *record.Service, slot int) (*record.Service, error) {
 	})
 }
 
-// superseded says whether a member that is to be admitted is the next generation of
-// another one that serves the slot.
+// superseded reports whether a new member is the next generation of the slot's current member.
 func (e *Engine) superseded(p *record.Service, slot int, a *service.Adoption) (bool, error) {
 	if p.Service.Generations == nil || len(p.Spare) <= slot {
 		return false, nil
@@ -91,8 +89,8 @@ func (e *Engine) superseded(p *record.Service, slot int, a *service.Adoption) (b
 	return err == nil && who.Alive(), err
 }
 
-// supersede gives a slot to its next generation. What is found half done after a
-// kill was seen by no packet: the service did not name the row yet.
+// supersede gives a slot to its next generation. A kill before the final replace affects no packet, because the service
+// does not refer to the new row yet.
 func (e *Engine) supersede(p *record.Service, slot int, a *service.Adoption, keep bool, ns *netns.Handle) (*record.Service, error) {
 	d, err := slots.ReadPredecessor(e.Pins, p, slot)
 	if err != nil {
@@ -137,8 +135,8 @@ func drainingError(d slots.Predecessor, peers int) error {
 	return fmt.Errorf("%w: process %d has %d UDP peers, until %s at most: end it, or wait (weir steer retire)", ErrDraining, d.Who.PID, peers, kernel.WallTime(d.Until).Format("15:04:05"))
 }
 
-// FallBack gives a slot whose newest generation is gone back to the one before, if that lives.
-// The program does the same for each packet, but no longer than that drains.
+// FallBack returns a slot to the previous generation if the newest one is gone and the previous process still runs. The
+// program does the same per packet, but only during the drain.
 func (e *Engine) FallBack(p *record.Service, slot int) (done bool, err error) {
 	if p.Service.Generations == nil || len(p.Spare) <= slot {
 		return false, nil
@@ -164,7 +162,7 @@ func (e *Engine) FallBack(p *record.Service, slot int) (done bool, err error) {
 	return true, errors.Join(e.Pins.Maps["gens"].Put(next.Row(slot), bpf.SteerGeneration{}), e.emptySpare(next.Spare[slot]))
 }
 
-// forgetGeneration has the generation before get nothing more: its slot is withdrawn.
+// forgetGeneration ends the previous generation of a withdrawn slot.
 func (e *Engine) forgetGeneration(p *record.Service, slot int) error {
 	if len(p.Spare) <= slot {
 		return nil
@@ -172,8 +170,7 @@ func (e *Engine) forgetGeneration(p *record.Service, slot int) error {
 	return e.emptySpare(p.Spare[slot])
 }
 
-// pinPeers is the map of a service's UDP peers: the one that its pins have, or a
-// new one where they have none of the size.
+// pinPeers returns the map of a service's UDP peers: the pinned one, or a new one if its size differs.
 func (e *Engine) pinPeers(p *record.Service) (*ebpf.Map, error) {
 	spec, err := bpf.LoadSteer()
 	if err != nil {
@@ -184,7 +181,7 @@ func (e *Engine) pinPeers(p *record.Service) (*ebpf.Map, error) {
 	if old := e.Services[p.Service.Name]; old != nil && old.ID == p.ID && old.Service.Generations != nil {
 		o, err := e.Lock.Open(record.Instance(e.Scope, p.Service.Name))
 		if errors.Is(err, kernel.ErrDamaged) || errors.Is(err, kernel.ErrNotExist) {
-			o, err = &kernel.Opened{}, nil // it is being recovered: peers are learned again
+			o, err = &kernel.Opened{}, nil // the service is being recovered: peers are learned again
 		}
 		if err != nil {
 			return nil, err
@@ -217,10 +214,10 @@ func (e *Engine) putPeers(p *record.Service, own *ebpf.Map) error {
 	return nil
 }
 
-// dropPeers takes the peers of a service that is gone, or has no generations any more, away.
+// dropPeers removes the peers of a service without generations.
 func (e *Engine) dropPeers(id uint32) error {
 	if e.Kind == spec.EngineReuseport {
-		return nil // it has no generations
+		return nil // this engine has no generations
 	}
 	if err := e.Pins.Maps["known"].Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return err

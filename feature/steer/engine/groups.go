@@ -21,23 +21,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Engine sk_reuseport. Sockets of one user that are bound to one address and
-// port with SO_REUSEPORT form a group; the program attached to it chooses among
-// them. Every member's socket for an endpoint is in the same group. A group and
-// its program last as long as it has a socket, so a process of weir's, the
-// holder, keeps one in each: members may all die and return, and meet the
-// program. Which groups there are is in map_groups; it is also what the holder
-// works by.
+// Engine sk_reuseport. Sockets of one user bound to the same address and port with SO_REUSEPORT form a group. The
+// program attached to the group chooses among them. Every member's socket for an endpoint is in the same group. A group
+// and its program exist as long as the group has a socket. Therefore the socket holder, a process of weir, keeps one
+// socket in each group. All members may exit and return, and still find the program. map_groups lists the groups, also
+// for the holder.
 
-// errNotShared says that a socket cannot be in a group.
+// errNotShared means that a socket cannot join a group.
 var errNotShared = errors.New("socket does not share its port")
 
-// errForeign says that somebody else's program chooses in a group.
+// errForeign means that another program is attached to a group.
 var errForeign = errors.New("another program is attached")
 
-// GroupKey is what sockets of a group have in common, beside their owner.
+// GroupKey is the common property of a group's sockets, except their owner.
 type GroupKey struct {
-	Proto  uint8 // 0: no group, but the mark that a service exists; its id is in Port
+	Proto  uint8 // 0: not a group, but the mark of a service with its id in Port
 	Family uint8
 	V6Only uint8
 	_      uint8
@@ -46,14 +44,14 @@ type GroupKey struct {
 	Addr   [16]byte
 }
 
-// GroupValue is what its program was made for.
+// GroupValue describes a group's program.
 type GroupValue struct {
 	Service      uint32    // index into steer_services
 	Endpoint     [2]uint32 // of IPv4 and IPv6 packets
 	SocketHolder uint32    // index into steer_holders
 	UID          uint32    // of the members
-	Program      uint32    // id
-	Leaving      uint32    // 1 while the group is given up: the holder is to leave it
+	Program      uint32    // program id
+	Leaving      uint32    // 1: the group is being removed, and the holder must leave it
 
 	Endpoints uint32 // of the service
 }
@@ -69,7 +67,7 @@ func groupMaps() []*ebpf.MapSpec {
 
 func serviceMark(id uint32) GroupKey { return GroupKey{Port: uint16(id)} }
 
-// keyOfSocket is the group that a bound socket is in.
+// keyOfSocket returns the group of a bound socket.
 func keyOfSocket(s sockdiag.Socket) GroupKey {
 	k := GroupKey{Proto: s.Proto, Family: s.Family, Port: s.Local.Port(), Addr: s.Local.Addr().As16()}
 	if s.Family == unix.AF_INET6 && s.V6Only {
@@ -78,7 +76,7 @@ func keyOfSocket(s sockdiag.Socket) GroupKey {
 	return k
 }
 
-// Address is the address of the group; the zero address for all of the family.
+// Address returns the group's address. The unspecified address means all addresses of the family.
 func (k GroupKey) Address() netip.Addr {
 	a := netip.AddrFrom16(k.Addr)
 	if k.Family == unix.AF_INET {
@@ -87,7 +85,7 @@ func (k GroupKey) Address() netip.Addr {
 	return a
 }
 
-// String names the group by its protocol and address.
+// String returns the group's protocol and address.
 func (k GroupKey) String() string {
 	proto := "udp"
 	if k.Proto == unix.IPPROTO_TCP {
@@ -103,8 +101,8 @@ func (e *Engine) groups() (map[GroupKey]GroupValue, error) {
 	return Entries[GroupKey, GroupValue](e.Pins.Maps["groups"])
 }
 
-// join has every socket of an adoption's in a group with the service's program,
-// and the holder in it too. at is where each endpoint's socket will be.
+// join puts every socket of an adoption into a group with the service's program and a socket of the holder. at maps
+// each endpoint to the endpoint index of its socket's entry.
 func (e *Engine) join(p *record.Service, row uint32, a *service.Adoption, ns *netns.Handle) (at [spec.MaxEndpoints]uint8, err error) {
 	for i, s := range a.Sockets {
 		first := slices.IndexFunc(a.Sockets, func(o service.Adopted) bool { return o.Socket.Cookie == s.Socket.Cookie })
@@ -120,7 +118,7 @@ func (e *Engine) join(p *record.Service, row uint32, a *service.Adoption, ns *ne
 			continue
 		}
 		v := GroupValue{Service: p.ID, SocketHolder: p.ID*spec.MaxEndpoints + uint32(i), UID: s.Socket.UID, Endpoints: uint32(len(a.Sockets))}
-		v.Endpoint = [2]uint32{uint32(i), uint32(i)} // a group of one family sees no other
+		v.Endpoint = [2]uint32{uint32(i), uint32(i)} // a group of one family receives no packets of the other
 		for j := range a.Sockets {
 			if at[j] == uint8(i) {
 				v.Endpoint[familyIndex(a.Sockets[j].Endpoint.Family)] = uint32(j)
@@ -165,7 +163,7 @@ func (e *Engine) joinOne(p *record.Service, row uint32, s service.Adopted, v Gro
 		return err
 	}
 	defer prog.Close()
-	// Also where it is attached already: a group that died and came back has none.
+	// Attach again in any case: a group that was closed and opened again has no program.
 	if err := group.Attach(prog); err != nil {
 		return err
 	}
@@ -183,9 +181,8 @@ func (e *Engine) joinOne(p *record.Service, row uint32, s service.Adopted, v Gro
 	return e.Pins.Maps["groups"].Put(key, v)
 }
 
-// alike refuses a member whose sockets are cut differently from those of the
-// others: packets would only ever reach one of the two groups. What nobody uses
-// any more goes.
+// alike rejects a member with sockets bound differently from the other members' sockets. The kernel would otherwise
+// send all packets to only one of the groups. It removes groups that no admitted member uses.
 func (e *Engine) alike(p *record.Service, row uint32, key GroupKey, v GroupValue, groups map[GroupKey]GroupValue) error {
 	for k, o := range groups {
 		if o.Service != v.Service || k.Proto == 0 || k == key && o.UID == v.UID || !overlap(k, key) {
@@ -206,7 +203,7 @@ func (e *Engine) alike(p *record.Service, row uint32, key GroupKey, v GroupValue
 	return nil
 }
 
-// overlap says whether packets for one group could be for the other.
+// overlap reports whether both groups can match the same packet.
 func overlap(a, b GroupKey) bool {
 	if a.Proto != b.Proto || a.Port != b.Port {
 		return false
@@ -224,7 +221,7 @@ func overlap(a, b GroupKey) bool {
 	return x.IsUnspecified() || y.IsUnspecified() || x == y
 }
 
-// admittedOthers says whether another slot of the service has a member.
+// admittedOthers reports whether another slot of the service has a member.
 func (e *Engine) admittedOthers(p *record.Service, row uint32) (bool, error) {
 	for _, r := range p.Rows {
 		var s bpf.SteerSlot
@@ -238,7 +235,7 @@ func (e *Engine) admittedOthers(p *record.Service, row uint32) (bool, error) {
 	return false, nil
 }
 
-// groupProgram is the program of a group: the one that runs, or a new one.
+// groupProgram returns the current program of a group, or a new one.
 func (e *Engine) groupProgram(v GroupValue) (*ebpf.Program, error) {
 	if v.Program != 0 {
 		if prog, err := ebpf.NewProgramFromID(ebpf.ProgramID(v.Program)); err == nil {
@@ -251,10 +248,10 @@ func (e *Engine) groupProgram(v GroupValue) (*ebpf.Program, error) {
 	return LoadGroupProgram(e.Pins, v)
 }
 
-// oursNow says whether a program works by this engine's maps: ids are reused.
+// oursNow reports whether a program uses this engine's maps. The kernel reuses program ids.
 func (e *Engine) oursNow(prog *ebpf.Program) bool { return worksBy(prog, e.Pins.Maps["slots"]) }
 
-// worksBy says whether a program uses a map.
+// worksBy reports whether a program uses a map.
 func worksBy(prog *ebpf.Program, m *ebpf.Map) bool {
 	info, err := prog.Info()
 	if err != nil {
@@ -291,7 +288,7 @@ func LoadGroupProgram(pins *kernel.Opened, v GroupValue) (*ebpf.Program, error) 
 		}
 	}
 	var first error
-	// Before Linux 5.14 nobody asks where a queue goes, and the second form is not known.
+	// Linux before 5.14 has no queue migration and rejects steer_migrate. steer_reuse is the fallback.
 	for _, name := range []string{bpf.ReuseProgSteerMigrate, bpf.ReuseProgSteerReuse} {
 		c, err := kernel.Load(spec, []string{name}, share)
 		if err == nil {

@@ -22,8 +22,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reconcileGroups is reconcilePorts of this engine: groups come with their members, and
-// go here with their service.
+// reconcileGroups is the counterpart of reconcilePorts for engine sk_reuseport. Groups are created when members join.
+// They are removed here with their service.
 func (e *Engine) reconcileGroups() error {
 	groups, err := e.groups()
 	if err != nil {
@@ -52,9 +52,8 @@ func (e *Engine) reconcileGroups() error {
 		}
 	}
 	for _, p := range e.Services {
-		// Bypassed until now, maybe by a command that was killed while it took that back; or a command
-		// was killed while the service left its groups. Sockets of both families are in one group, and
-		// looked at once more for nothing.
+		// A group is missing after a bypass, or after a kill during a bypass or a departure from the groups. A socket
+		// of both families is one group, so such a service is checked again without effect.
 		if !p.Bypassed && joined[p.ID] < len(p.Service.Endpoints()) {
 			if err := e.rejoin(p); err != nil {
 				return err
@@ -77,7 +76,8 @@ func (e *Engine) reconcileGroups() error {
 	return nil
 }
 
-// dropLeaving ends what a killed command began: groups of services that stay which no member has joined again.
+// dropLeaving completes the removal of groups by a killed command, for services that remain and groups that no member
+// has joined again.
 func (e *Engine) dropLeaving(have map[uint32]bool) error {
 	groups, err := e.groups()
 	if err != nil {
@@ -94,8 +94,8 @@ func (e *Engine) dropLeaving(have map[uint32]bool) error {
 	return nil
 }
 
-// dropGroup leaves a group to the kernel's own choice: the holder's socket goes,
-// which is not to be chosen, then the program, and last what tells of the group.
+// dropGroup returns a group to the kernel's own choice. It releases the holder's socket, which must not be chosen, then
+// detaches the program, and finally deletes the entry of the group.
 func (e *Engine) dropGroup(k GroupKey, v GroupValue) error {
 	v.Leaving = 1
 	if err := e.Pins.Maps["groups"].Put(k, v); err != nil {
@@ -121,7 +121,7 @@ func (e *Engine) dropGroup(k GroupKey, v GroupValue) error {
 	return nil
 }
 
-// openNetns opens the engine's namespace by whatever leads to it.
+// openNetns opens the engine's namespace through any reference.
 func (e *Engine) openNetns() (*netns.Handle, error) {
 	ref := ""
 	for _, p := range e.Services {
@@ -130,13 +130,12 @@ func (e *Engine) openNetns() (*netns.Handle, error) {
 	return slots.OpenNetns(ref, e.Pins.Meta.ID())
 }
 
-// detachGroup detaches through any socket of the group. A group that has none is
-// gone with its program.
+// detachGroup detaches the program through any socket of the group. Without sockets neither group nor program exists.
 func detachGroup(ns *netns.Handle, k GroupKey, uid uint32) error {
 	return withGroup(ns, k, uid, hook.ReuseportGroup.Detach)
 }
 
-// withGroup has f act on a group through any socket of it, if it has one.
+// withGroup calls f with any socket of the group. Without sockets it does nothing.
 func withGroup(ns *netns.Handle, k GroupKey, uid uint32, f func(hook.ReuseportGroup) error) error {
 	var socks []sockdiag.Socket
 	err := ns.Do(func() (err error) { socks, err = Bound(k.Proto, k.Port); return err })
@@ -149,7 +148,7 @@ func withGroup(ns *netns.Handle, k GroupKey, uid uint32, f func(hook.ReuseportGr
 		}
 		fd, err := service.DupSocket(s)
 		if err != nil {
-			continue // closed, or no longer shared: the next one will do
+			continue // closed, or no longer shared: try the next socket
 		}
 		err = f(hook.ReuseportGroup{FD: fd, Name: k.String()})
 		pidfd.CloseDup(fd)
@@ -158,23 +157,23 @@ func withGroup(ns *netns.Handle, k GroupKey, uid uint32, f func(hook.ReuseportGr
 	return nil
 }
 
-// releaseSocketHolder has the holder close its socket of a group, and waits for it.
+// releaseSocketHolder makes the holder close its socket of a group, and waits for it.
 func (e *Engine) releaseSocketHolder(index uint32) error {
-	for try := range 1000 { // ten seconds: a busy machine may not let it run
+	for try := range 1000 { // 10 s: a busy machine may delay the holder
 		var cookie uint64
 		if e.Pins.Maps["holders"].Lookup(index, &cookie) != nil {
 			return nil
 		}
 		if try%20 == 0 && !e.PokeSocketHolder() {
-			return nil // it is dead, and its sockets with it
+			return nil // the holder has exited, and its sockets are closed
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
 	return errors.New("the holder of reuseport groups does not let go of its sockets: end the process `weir steer hold` and try again")
 }
 
-// vacate empties a row, and takes an adoption's sockets from wherever an earlier
-// form of the service had them: an array of reuseport sockets takes each once.
+// vacate empties a row. It also removes an adoption's sockets from the rows of the service's previous form, because a
+// reuseport array accepts each socket only once.
 func (e *Engine) vacate(p *record.Service, row uint32, a *service.Adoption) error {
 	sockets := e.Pins.Maps["sockets"]
 	for i := range uint32(spec.MaxEndpoints) {
@@ -196,7 +195,7 @@ func (e *Engine) vacate(p *record.Service, row uint32, a *service.Adoption) erro
 	return nil
 }
 
-// shared are the places of a row that hold sockets of an adoption.
+// shared returns the entries of a row with sockets of an adoption, by endpoint.
 func (e *Engine) shared(row uint32, a *service.Adoption) map[uint32]service.Adopted {
 	out := map[uint32]service.Adopted{}
 	for i := range uint32(spec.MaxEndpoints) {
@@ -213,9 +212,8 @@ func (e *Engine) shared(row uint32, a *service.Adoption) map[uint32]service.Adop
 	return out
 }
 
-// checkUnshared refuses sockets that serve another slot now. It is asked before
-// anything changes: the row's own member must not lose it to a command that
-// fails. What an empty slot was left with, anybody may have.
+// checkUnshared rejects sockets in use by another slot. It runs before any change, so a failing command does not cost
+// the other slot its member. Sockets of an empty slot may be reused.
 func (e *Engine) checkUnshared(p *record.Service, row uint32, a *service.Adoption) error {
 	for slot, r := range p.Rows {
 		var s bpf.SteerSlot
@@ -234,11 +232,11 @@ func (e *Engine) checkUnshared(p *record.Service, row uint32, a *service.Adoptio
 	return nil
 }
 
-// ErrSocketInUse says that a socket serves another slot.
+// ErrSocketInUse means that a socket serves another slot.
 var ErrSocketInUse = errors.New("socket is taken")
 
-// noteCookies has nginx's connection ids lead to a slot: they carry the cookie
-// of the socket that chose them. Those of sockets that are gone go.
+// noteCookies maps nginx's connection ids to a slot. They contain the cookie of the worker's socket. It also removes
+// the cookies of closed sockets.
 func (e *Engine) noteCookies(p *record.Service, slot int, a *service.Adoption) error {
 	m := e.Pins.Maps["cookies"]
 	all, err := Entries[uint64, uint32](m)
@@ -275,9 +273,8 @@ func (e *Engine) noteCookies(p *record.Service, slot int, a *service.Adoption) e
 	return nil
 }
 
-// ReleaseGroups takes the programs of all groups of a namespace away, and the
-// sockets out of the arrays, which outlive their names while a process has them
-// open.
+// ReleaseGroups detaches the programs of all groups of a namespace and removes the sockets from the arrays. An unpinned
+// array lives on while a process has it open, and would keep the sockets.
 func ReleaseGroups(l *kernel.WriteLock, scope string) (_ *Engine, err error) {
 	e, err := OpenEngine(l, scope, spec.EngineReuseport)
 	if err != nil {
@@ -312,8 +309,8 @@ func ReleaseGroups(l *kernel.WriteLock, scope string) (_ *Engine, err error) {
 	return e, nil
 }
 
-// groupsGone says whether a namespace without a link of ours is gone: no socket
-// of it is left in our arrays, and nothing leads to it.
+// groupsGone reports whether the namespace of an engine sk_reuseport is gone. The engine has no link to ask. The namespace
+// is gone if weir's arrays contain none of its sockets and nothing refers to it.
 func groupsGone(l *kernel.WriteLock, i kernel.Instance) (bool, error) {
 	o, err := l.Open(i, "slots", "holders", "groups")
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// KeepSocketHolder has the holder of engine sk_reuseport run, if there is something to hold.
+// KeepSocketHolder starts the socket holder of engine sk_reuseport if the engine has services.
 func (e *Engine) KeepSocketHolder() error {
 	if e.Kind != spec.EngineReuseport || e.Idle() {
 		return nil
@@ -23,7 +23,7 @@ func (e *Engine) KeepSocketHolder() error {
 	return e.StartSocketHolder()
 }
 
-// ReconcileMarked brings what was published into force.
+// ReconcileMarked reconciles the engine if it is marked.
 func (e *Engine) ReconcileMarked() error {
 	if marked, err := e.marked(); err != nil || !marked {
 		return err
@@ -31,18 +31,16 @@ func (e *Engine) ReconcileMarked() error {
 	return e.Reconcile()
 }
 
-// The holder is a process that owns sockets of weir's and sleeps: those that
-// swallow for on_empty: drop, and one in every group of engine sk_reuseport. No
-// packet waits for it. Should it be killed, weir apply and weir serve start it
-// again; until then empty slots of on_empty: drop reject, and a reuseport group
-// whose last member exits is forgotten by the kernel.
+// The socket holder is a sleeping process with weir's own sockets: the sinks for on_empty: drop, and one socket in
+// every group of engine sk_reuseport. No packet waits for it. If it is killed, weir apply and weir serve restart it.
+// Until then empty slots with on_empty: drop reject, and the kernel forgets a reuseport group when its last member
+// exits.
 
-// SocketHolderCommand makes the command that runs [holder.Hold]: weir itself. Programs that
-// use this package as a library set it, or do without a holder.
+// SocketHolderCommand returns the command that runs sockholder.Hold: weir itself. Programs that use this package as a
+// library set it, or run without a holder.
 var SocketHolderCommand func(root, scope string, kind spec.Engine) *exec.Cmd
 
-// StartSocketHolder starts the holder of an engine unless it runs, and waits until its
-// sockets are in place.
+// StartSocketHolder starts the engine's socket holder if necessary, and waits until its sockets are in place.
 func (e *Engine) StartSocketHolder() error {
 	if e.socketsHeld() {
 		return nil
@@ -55,13 +53,13 @@ func (e *Engine) StartSocketHolder() error {
 	return e.spawnSocketHolder(e.socketsHeld)
 }
 
-// spawnSocketHolder starts a holder and waits until what is to be there is.
+// spawnSocketHolder starts a holder and waits until there returns true.
 func (e *Engine) spawnSocketHolder(there func() bool) error {
 	if SocketHolderCommand == nil {
 		return errors.New("a process must hold sockets for this, and steer.HolderCommand is not set: use engine sk_lookup without on_empty: drop")
 	}
 	cmd := SocketHolderCommand(e.Lock.Path(), e.Scope, e.Kind)
-	// A session of its own, and nothing of ours open: it outlives the command that starts it.
+	// A new session and no inherited descriptors: the holder outlives this command.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Dir = "/"
 	if err := cmd.Start(); err != nil {
@@ -72,9 +70,9 @@ func (e *Engine) spawnSocketHolder(there func() bool) error {
 	return e.awaitSocketHolder(there, exited)
 }
 
-// awaitSocketHolder waits until the holder's sockets are there.
+// awaitSocketHolder waits up to 10 s until there returns true.
 func (e *Engine) awaitSocketHolder(there func() bool, exited <-chan error) error {
-	for range 1000 { // a busy machine may take seconds to start it
+	for range 1000 { // the start may take seconds on a busy machine
 		if there() {
 			return nil
 		}
@@ -87,13 +85,13 @@ func (e *Engine) awaitSocketHolder(there func() bool, exited <-chan error) error
 	return errors.New("the holder did not open its sockets within ten seconds")
 }
 
-// socketsHeld says whether the holder has all its sockets.
+// socketsHeld reports whether the holder has all its sockets.
 func (e *Engine) socketsHeld() bool {
 	ok, err := SocketsHeld(e.Pins, e.Kind)
 	return ok && err == nil
 }
 
-// SocketsHeld says whether the holder has all its sockets in the maps of an engine.
+// SocketsHeld reports whether all sockets of the holder are in the engine's maps.
 func SocketsHeld(pins *kernel.Opened, kind spec.Engine) (bool, error) {
 	if kind == spec.EngineSkLookup {
 		return sinksThere(pins), nil
@@ -111,14 +109,14 @@ func SocketsHeld(pins *kernel.Opened, kind spec.Engine) (bool, error) {
 	return true, nil
 }
 
-// SocketHolderProcess is how a running holder is found: its number and start time.
+// SocketHolderProcess identifies a running holder by PID and start time.
 type SocketHolderProcess struct {
 	PID   uint32
 	_     uint32
 	Start uint64 // clock ticks since boot
 }
 
-// PokeSocketHolder wakes the holder of reuseport groups; it says whether there is one.
+// PokeSocketHolder signals the running holder to check its groups. It reports whether one runs.
 func (e *Engine) PokeSocketHolder() bool {
 	var h SocketHolderProcess
 	if e.Pins.Maps["holder"].Lookup(uint32(0), &h) != nil || h.PID == 0 {

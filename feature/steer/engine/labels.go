@@ -16,29 +16,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bindings lead to services by number: 65,536 of them, which a name gets when it is
-// first bound or registered. steer_named says where a number leads; steer_labels,
-// which only user space reads, has the names.
+// Bindings refer to services by number. There are 65,536 numbers. A name gets one when it is first bound or registered.
+// steer_named maps a number to its target. steer_labels has the names, for user space only.
 
 const (
 	MaxNamed = 1 << 16
-	// MaxLabel is how long the name of a service may be that bindings lead to, in
-	// bytes. It is what systemd and tubular allow.
+	// MaxLabel is the maximum length in bytes of a service name for bindings. systemd and tubular have the same limit.
 	MaxLabel = 255
 )
 
-// Label is what steer_labels has of a name.
+// Label is the value of a name in steer_labels.
 type Label struct {
 	ID       uint32
-	Bindings uint32 // that lead to it
+	Bindings uint32 // number of its bindings
 }
 
 type labelMapKey [MaxLabel + 1]byte // NUL-padded
 
-// ErrLabel says that a name cannot be that of a service.
+// ErrLabel means that a name is not valid for a service.
 var ErrLabel = errors.New("no name for a service")
 
-// LabelKey is the key of a label in steer_labels. An error wraps ErrLabel.
+// LabelKey returns the key of a name in steer_labels. An error wraps ErrLabel.
 func LabelKey(name string) (k labelMapKey, err error) {
 	if name == "" || len(name) > MaxLabel || bytes.IndexByte([]byte(name), 0) >= 0 {
 		return k, fmt.Errorf("%w: %.80q: want 1 to %d bytes, none of them 0", ErrLabel, name, MaxLabel)
@@ -49,7 +47,7 @@ func LabelKey(name string) (k labelMapKey, err error) {
 
 func (k labelMapKey) String() string { return string(bytes.TrimRight(k[:], "\x00")) }
 
-// dispatchMaps are the maps of a dispatch that only user space knows.
+// dispatchMaps returns the specs of the dispatch maps used by user space only.
 func dispatchMaps() []*ebpf.MapSpec {
 	return []*ebpf.MapSpec{
 		{Name: "steer_labels", Type: ebpf.Hash, KeySize: uint32(len(labelMapKey{})), ValueSize: uint32(unsafe.Sizeof(Label{})),
@@ -60,11 +58,11 @@ func dispatchMaps() []*ebpf.MapSpec {
 
 // registry is the one value of steer_registry.
 type registry struct {
-	Next       uint32 // number that was never given to a name
+	Next       uint32 // the first number never assigned
 	Unfinished uint32 // 1: bindings may have changed without their counts
 }
 
-// Labels are the names of a namespace's services.
+// Labels reads and writes the service names of a namespace.
 type Labels struct{ Maps map[string]*ebpf.Map }
 
 // Registry reads the one value of steer_registry.
@@ -73,13 +71,13 @@ func (s *Labels) Registry() (r registry, err error) {
 	return r, err
 }
 
-// Marked says whether bindings may have changed without their counts.
+// Marked reports whether bindings may have changed without their counts.
 func (s *Labels) Marked() (bool, error) {
 	r, err := s.Registry()
 	return r.Unfinished != 0, err
 }
 
-// Mark notes that bindings are about to change, or that their counts follow again.
+// Mark records whether bindings may differ from their counts.
 func (s *Labels) Mark(unfinished bool) error {
 	r, err := s.Registry()
 	if err != nil {
@@ -92,7 +90,7 @@ func (s *Labels) Mark(unfinished bool) error {
 	return s.Maps["registry"].Put(uint32(0), r)
 }
 
-// Get finds a name.
+// Get returns the label of a name.
 func (s *Labels) Get(name string) (x Label, ok bool, err error) {
 	k, err := LabelKey(name)
 	if err != nil {
@@ -132,7 +130,7 @@ func (s *Labels) All() (map[string]Label, error) {
 	}
 }
 
-// Names reads every name, by number.
+// Names returns all names by number.
 func (s *Labels) Names() (map[uint32]string, error) {
 	all, err := s.All()
 	if err != nil {
@@ -145,7 +143,7 @@ func (s *Labels) Names() (map[uint32]string, error) {
 	return out, nil
 }
 
-// Name finds the name of a number. It reads all names.
+// Name returns the name of a number. It reads all names.
 func (s *Labels) Name(id uint32) (string, error) {
 	all, err := s.All()
 	if err != nil {
@@ -168,7 +166,7 @@ func (s *Labels) Forget(name string) error {
 	return s.Maps["labels"].Delete(k)
 }
 
-// HasSocket says whether a socket is registered under a number.
+// HasSocket reports whether a socket is registered under a number.
 func (e *Engine) HasSocket(id uint32) bool {
 	for kind := range uint32(KindsIPv4) {
 		if e.Given(id, kind) != 0 {
@@ -183,8 +181,8 @@ const (
 	Bypassed   = 254 // STEER_BYPASSED
 )
 
-// NamedEndpoints is where bindings to a service of the configuration lead. Of several
-// listens of a protocol the first counts.
+// NamedEndpoints returns the target of bindings to a configured service. With several listens of a protocol and family,
+// it uses the first.
 func NamedEndpoints(p *record.Service) bpf.SteerNamed {
 	n := bpf.SteerNamed{Service: p.ID + 1, Endpoint: [KindsIPv4]uint8{NoEndpoint, NoEndpoint, NoEndpoint, NoEndpoint}}
 	for i, ep := range p.Service.Endpoints() {
@@ -199,9 +197,8 @@ func NamedEndpoints(p *record.Service) bpf.SteerNamed {
 	return n
 }
 
-// reconcileNamed makes steer_named say where the services of the configuration are. It
-// comes after the services' maps are in place, and before the number of one that is
-// gone can be another's.
+// reconcileNamed makes steer_named match the configured services. It runs after the services' maps are in place, and
+// before the id of a removed service can be reused.
 func (e *Engine) reconcileNamed() error {
 	m := e.Pins.Maps["named"]
 	if m == nil {
@@ -218,7 +215,7 @@ func (e *Engine) reconcileNamed() error {
 			want[x.ID] = NamedEndpoints(p)
 		}
 	}
-	kept := map[uint32]bool{} // where services are that cannot be read
+	kept := map[uint32]bool{} // numbers of unreadable services
 	for _, name := range e.Kept.Names {
 		if x, ok, err := names.Get(name); err == nil && ok {
 			kept[x.ID] = true
@@ -232,7 +229,7 @@ func (e *Engine) reconcileNamed() error {
 	defer unix.Munmap(b)
 	have := unsafe.Slice((*uint64)(unsafe.Pointer(&b[0])), m.MaxEntries())
 	for id := range have {
-		// One store: a packet must not meet one service with another one's endpoint.
+		// One store: a packet must not see one service with another service's endpoint.
 		n := want[uint32(id)]
 		if now := *(*uint64)(unsafe.Pointer(&n)); now != have[id] && !kept[uint32(id)] {
 			atomic.StoreUint64(&have[id], now)

@@ -9,8 +9,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Change alters a published service and nothing of its configuration. One store
-// makes it take effect, for all protocols at once.
+// Change alters the overrides of a published service, not its configuration. One store applies the change, for all
+// protocols at once.
 func Change(l *kernel.WriteLock, scope, name string, rate *spec.Rate, f func(p *record.Service) error) error {
 	e, old, err := OpenSlot(l, slots.Slot{Scope: scope, Service: name})
 	if err != nil {
@@ -24,7 +24,7 @@ func Change(l *kernel.WriteLock, scope, name string, rate *spec.Rate, f func(p *
 	return e.replace(p, old, rate)
 }
 
-// replace publishes p over old, which has the same endpoints and rows.
+// replace publishes p over old. Both have the same endpoints and rows.
 func (e *Engine) replace(p, old *record.Service, rate *spec.Rate) error {
 	if err := e.Mark(true); err != nil {
 		return err
@@ -42,14 +42,13 @@ func (e *Engine) replace(p, old *record.Service, rate *spec.Rate) error {
 	return e.Reconcile()
 }
 
-// Move puts a device or a bucket into another slot, or back. rate is that of the
-// resets that follow (see [steer.ResetDue]), nil for the service's.
+// Move moves a device or a bucket to another slot, or back. rate limits the resets that follow; nil means the service's
+// rate.
 func Move(l *kernel.WriteLock, scope, service string, m record.Moving, rate *spec.Rate) error {
 	return Change(l, scope, service, rate, m.Apply)
 }
 
-// Drain takes a slot's buckets away until it is undrained: what it serves goes to
-// the others, as if its weight were 0. Its member stays.
+// Drain moves a slot's buckets to the other slots until Undrain, as if its weight were 0. Its member stays.
 func Drain(l *kernel.WriteLock, s slots.Slot, rate *spec.Rate) error {
 	return Change(l, s.Scope, s.Service, rate, func(p *record.Service) error { return p.Drain(s.Slot) })
 }

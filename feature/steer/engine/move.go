@@ -19,13 +19,13 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// ServedSlot is a member that serves a slot of a service whose engine changes, and what it has counted.
+// ServedSlot is the member and the counters of a slot whose service changes its engine.
 type ServedSlot struct {
 	Member service.Member
 	Counts [2][]bpf.SteerVerdicts
 }
 
-// ServedSlots are the members that serve a service now.
+// ServedSlots returns the current members of a service.
 func (e *Engine) ServedSlots(p *record.Service) (map[int]ServedSlot, error) {
 	out := map[int]ServedSlot{}
 	for slot, row := range p.Rows {
@@ -47,7 +47,7 @@ func (e *Engine) ServedSlots(p *record.Service) (map[int]ServedSlot, error) {
 	return out, nil
 }
 
-// AdmitServed gives a slot to the member that had it in the other engine, with its counts.
+// AdmitServed gives a slot to its member from the other engine, and copies the counters.
 func (e *Engine) AdmitServed(ctx context.Context, p *record.Service, slot int, ns *netns.Handle) error {
 	h, ok := e.Coming[slot]
 	if !ok {
@@ -61,15 +61,15 @@ func (e *Engine) AdmitServed(ctx context.Context, p *record.Service, slot int, n
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	e.vet = nil // it serves: it is ready
+	e.vet = nil // a serving member is ready
 	if _, err := e.admit(ctx, p, slot, h.Member, ns); err != nil && !errors.Is(err, service.ErrNotRunning) {
 		return fmt.Errorf("slot %d: %w", slot, err)
 	}
 	return nil
 }
 
-// AdmitAll gives a service that was published in engine sk_reuseport its members. Groups are made one by one: on_empty is
-// pass meanwhile, so that a packet for a member that is still to come reaches another one and not nobody.
+// AdmitAll admits the members of a service just published in engine sk_reuseport. Groups are formed one by one.
+// Meanwhile on_empty is pass: a packet for a pending member then reaches another member instead of being lost.
 func (e *Engine) AdmitAll(ctx context.Context, p *record.Service, onEmpty spec.OnEmpty, ns *netns.Handle) (*record.Service, error) {
 	for slot := range p.Rows {
 		if err := e.AdmitServed(ctx, p, slot, ns); err != nil {
@@ -86,26 +86,26 @@ func (e *Engine) AdmitAll(ctx context.Context, p *record.Service, onEmpty spec.O
 	return final, e.replace(final, p, nil)
 }
 
-// KeptMove is what a change of engine writes down before a service leaves its engine: its members are in no map for a
-// moment, and the next command gives them their slots again should this one be killed.
+// KeptMove is the record written before a service leaves its engine. The members are briefly in no map. After a kill,
+// the next command uses the record to readmit them.
 const KeptMove = "engine-change"
 
-// EngineMove is a service whose engine changes.
+// EngineMove is a service during a change of its engine.
 type EngineMove struct {
 	Scope   string                       `json:"scope"`
 	Service string                       `json:"service"`
-	OnEmpty map[spec.Engine]spec.OnEmpty `json:"on_empty"` // as it is in each engine, once its members are there
+	OnEmpty map[spec.Engine]spec.OnEmpty `json:"on_empty"` // final value in each engine
 	Served  map[int]MovedSlot            `json:"served"`
 }
 
-// MovedSlot is a member whose service changes its engine, as it is kept for the case of a kill.
+// MovedSlot is the recorded member of a service during a change of its engine.
 type MovedSlot struct {
 	Member service.Member         `json:"member"`
 	Start  uint64                 `json:"start"`
 	Counts [2][]bpf.SteerVerdicts `json:"counts"`
 }
 
-// FinishMove gives a service whose change of engine was killed its members, in the engine that it was published in last.
+// FinishMove readmits the members after a killed change of engine, in the engine of the last publication.
 func FinishMove(l *kernel.WriteLock) error {
 	text, err := l.Kept(KeptMove)
 	if err != nil || text == nil {
@@ -117,10 +117,10 @@ func FinishMove(l *kernel.WriteLock) error {
 	}
 	err = m.finish(l)
 	if errors.Is(err, errUnread) || errors.Is(err, kernel.ErrABI) {
-		return nil // as long as it cannot be read
+		return nil // retry while it is unreadable
 	}
 	if errors.Is(err, kernel.ErrNotExist) || errors.Is(err, slots.ErrNetnsGone) {
-		err = nil // the service is gone, or its engine, which apply makes anew
+		err = nil // the service is gone, or its engine, which apply creates again
 	}
 	if err != nil {
 		return fmt.Errorf("service %s, whose change of engine was killed: %w", m.Service, err)
@@ -149,8 +149,7 @@ func (m EngineMove) finish(l *kernel.WriteLock) error {
 	return m.admit(l, e, e.Services[m.Service])
 }
 
-// FreeSockets has all engines of a namespace but one let go of sockets that are no longer
-// theirs, so that the one can take them.
+// FreeSockets makes all other engines of a namespace release their unneeded sockets for engine keep.
 func FreeSockets(l *kernel.WriteLock, scope string, keep spec.Engine) error {
 	for _, kind := range record.Engines {
 		if kind == keep {
@@ -171,7 +170,7 @@ func FreeSockets(l *kernel.WriteLock, scope string, keep spec.Engine) error {
 	return nil
 }
 
-// admit gives the slots that are empty to the members that had them.
+// admit gives the empty slots to their recorded members.
 func (m EngineMove) admit(l *kernel.WriteLock, e *Engine, p *record.Service) error {
 	ns, err := e.openNetns()
 	if err != nil {

@@ -10,16 +10,14 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// The second word of map_sync is not 0 while sessions may be at another slot's
-// member than where their devices belong, and somebody is to reset them: the
-// command that changed where they belong, or weir serve, should it be killed. It
-// is another number after every change, so that who is done can tell whether it
-// is done with the last one. Who resets holds the lock of the engine's directory.
+// The second word of map_sync is nonzero while sessions may be misplaced: held by another member than their device's
+// slot. They are due to be reset, by the changing command or, after its death, by weir serve. Every change writes a new
+// number. The resetting process compares it to detect a newer change. It holds the lock of the engine's directory.
 
-// ResetsDue is the index of that word.
-const ResetsDue = uint32(1) // index
+// ResetsDue is the index of this word in map_sync.
+const ResetsDue = uint32(1)
 
-// Owe notes that the change that follows may misplace sessions of a service.
+// Owe records that the next change may misplace sessions of a service.
 func (e *Engine) Owe(p *record.Service, rate *spec.Rate) error {
 	if rate == nil {
 		rate = e.Rate
@@ -28,7 +26,7 @@ func (e *Engine) Owe(p *record.Service, rate *spec.Rate) error {
 		rate = p.Service.ResetRate
 	}
 	if rate == nil || *rate == 0 || !p.Service.By.KeepsDevices() {
-		return nil // they are to be left
+		return nil // resets are disabled or do not apply
 	}
 	m := e.Pins.Maps["sync"]
 	var due uint32

@@ -15,7 +15,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// PublishInPlace publishes a service in place of old. A kill at any step of it is recovered from the mark.
+// PublishInPlace publishes a service in place of old. The mark lets the next command recover from a kill at any step.
 func (e *Engine) PublishInPlace(ctx context.Context, p, old *record.Service, ns *netns.Handle, rate *spec.Rate) error {
 	if err := e.checkListens(p); err != nil {
 		return err
@@ -43,7 +43,7 @@ func (e *Engine) PublishInPlace(ctx context.Context, p, old *record.Service, ns 
 	return kernel.Try("steer:published")
 }
 
-// checkListens refuses a service that listens where one does that cannot be read.
+// checkListens rejects a service if an unreadable service listens on the same address and port.
 func (e *Engine) checkListens(p *record.Service) error {
 	if len(e.Kept.Names) == 0 || e.Kind == spec.EngineReuseport {
 		return nil
@@ -72,9 +72,8 @@ func (e *Engine) listensToo(p *record.Service, port uint16) error {
 	return fmt.Errorf("service %s: a service that cannot be read listens to port %d too (%s): give it another port, or remove that one with the weir that made it", p.Service.Name, port, strings.Join(e.Kept.Names, ", "))
 }
 
-// prepareRows adopts the members of slots that get new rows before any packet is
-// sent there, so that the change costs nobody a packet. A member that is not
-// whole now is looked for again once the service stands.
+// prepareRows adopts the members of slots with new rows before any packet goes there, so the change loses no packet. An
+// incomplete member is searched again after the service is published.
 func (e *Engine) prepareRows(ctx context.Context, p, old *record.Service, ns *netns.Handle) error {
 	for _, row := range p.Spare {
 		if old != nil && slices.Contains(old.Spare, row) {
@@ -119,8 +118,7 @@ func (e *Engine) prepareRows(ctx context.Context, p, old *record.Service, ns *ne
 	return nil
 }
 
-// carryCounts keeps a slot's counters when it moves to another row, so that
-// they only ever rise.
+// carryCounts copies a slot's counters to its new row, so they never decrease.
 func (e *Engine) carryCounts(to, from uint32) error {
 	m := e.Pins.Maps["verdicts"]
 	for proto := range uint32(2) {

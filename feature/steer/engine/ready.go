@@ -20,19 +20,19 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// Vetting says what to do about the check of a member that is to be admitted.
+// Vetting controls the check of a member before its admission.
 type Vetting struct {
-	Proven map[slots.Process]bool // found ready already, or serving now
-	only   slots.Process          // who alone is meant by the member's number; zero: whoever has it
-	Rate   *spec.Rate             // of resets that follow; nil: the service's
-	Limit  time.Duration          // of checks made while the lock is held; 0: none is made
+	Proven map[slots.Process]bool // known to be ready, or serving now
+	only   slots.Process          // the only acceptable process; zero: any
+	Rate   *spec.Rate             // of the resets that follow; nil: the service's rate
+	Limit  time.Duration          // of checks under the lock; 0: run none
 }
 
-// UnderLock is how long checks may hold up whoever waits for the lock: weir
-// apply asks once, and leaves the rest to weir serve.
+// UnderLock limits checks under the lock, because other commands wait for it. weir apply checks once and leaves the
+// rest to weir serve.
 const UnderLock = 2 * time.Second
 
-// vetted asks the member's own check, unless it is known to be ready.
+// vetted runs the member's check, unless the member is known to be ready.
 func (e *Engine) vetted(ctx context.Context, p *record.Service, slot int, m service.Member, a *service.Adoption, ns *netns.Handle) error {
 	if e.vet == nil {
 		e.vet = &Vetting{}
@@ -57,7 +57,7 @@ func (e *Engine) vetted(ctx context.Context, p *record.Service, slot int, m serv
 	return brief.Check(ctx, ns, checkRequest(p, slot, who))
 }
 
-// meant refuses a process that has come by another's number.
+// meant rejects another process under a reused PID.
 func (v *Vetting) meant(who slots.Process) error {
 	if v.only != (slots.Process{}) && v.only != who {
 		return fmt.Errorf("%w: process %d has exited, and its number is another's", service.ErrNotRunning, who.PID)
@@ -69,17 +69,16 @@ func checkRequest(p *record.Service, slot int, who slots.Process) service.Asked 
 	return service.Asked{Service: p.Service.Name, Slot: slot, PID: who.PID, Start: who.Start, Netns: p.Netns}
 }
 
-// Admit gives a slot to member, or to the configured one if member is nil, as
-// [AdmitLocked] does, but waits for the member's check, if it has one, before it
-// takes the lock. It tries once: [Waiting] tells errors that may pass.
+// Admit gives a slot to member, or to the configured member if member is nil, like [AdmitLocked]. It runs the member's
+// check before it takes the lock. It tries once: [Waiting] recognizes temporary errors.
 func Admit(ctx context.Context, r *kernel.Root, s slots.Slot, member *service.Member) (changed bool, err error) {
 	return AdmitOnly(ctx, r, s, member, slots.Process{})
 }
 
-// AdmitOnly is Admit for one process, whoever gets its number later.
+// AdmitOnly is Admit restricted to process only. It rejects another process with the same PID.
 func AdmitOnly(ctx context.Context, r *kernel.Root, s slots.Slot, member *service.Member, only slots.Process) (changed bool, err error) {
 	defer func() {
-		if member == nil || err == nil { // what keeps somebody else out is no reason
+		if member == nil || err == nil { // the failure of another process does not explain an empty slot
 			Remark(r, s, err)
 		}
 	}()
@@ -120,7 +119,7 @@ func AdmitOnly(ctx context.Context, r *kernel.Root, s slots.Slot, member *servic
 	return AdmitLocked(ctx, l, s, &m, &vet)
 }
 
-// AdmitWithin tries Admit until it succeeds, fails for good, or wait is over.
+// AdmitWithin repeats Admit until it succeeds, fails permanently, or wait has passed.
 func AdmitWithin(ctx context.Context, r *kernel.Root, s slots.Slot, member *service.Member, wait time.Duration) (changed bool, err error) {
 	err = Within(ctx, wait, func() (err error) { changed, err = Admit(ctx, r, s, member); return err })
 	if Waiting(err) {
@@ -129,7 +128,7 @@ func AdmitWithin(ctx context.Context, r *kernel.Root, s slots.Slot, member *serv
 	return changed && err == nil, err
 }
 
-// Within tries something until it succeeds, fails for good, or wait is over.
+// Within repeats try until it succeeds, fails permanently, or wait has passed.
 func Within(ctx context.Context, wait time.Duration, try func() error) error {
 	for deadline := time.Now().Add(wait); ; {
 		err := try()
@@ -148,7 +147,7 @@ func Within(ctx context.Context, wait time.Duration, try func() error) error {
 	}
 }
 
-// MemberFor is the one that a slot is to be given to.
+// MemberFor returns named, or the configured member of the slot if named is nil.
 func MemberFor(p *record.Service, s slots.Slot, named *service.Member) (service.Member, error) {
 	if s.Slot < 0 || s.Slot >= p.Service.Slots {
 		return service.Member{}, fmt.Errorf("%w: %s has slots 0 to %d", record.ErrNoSlot, s.Service, p.Service.Slots-1)
@@ -162,8 +161,7 @@ func MemberFor(p *record.Service, s slots.Slot, named *service.Member) (service.
 	return service.Member{}, fmt.Errorf("%w: slot %d of %s has no member in the configuration: name one with --pid, --pidfile, --unit or --cgroup", record.ErrNoSlot, s.Slot, s.Service)
 }
 
-// FindMember looks for a member without changing anything: most looks find nothing,
-// and need no lock.
+// FindMember finds a member's process and changes nothing. Most searches find nothing, so they take no lock.
 func FindMember(p *record.Service, ctx context.Context, s slots.Slot, m service.Member) (slots.Process, error) {
 	ns, err := s.OpenNetns(p)
 	if err != nil {
@@ -192,7 +190,7 @@ func CheckMember(p *record.Service, ctx context.Context, s slots.Slot, m service
 	return m.Ready.Check(ctx, ns, checkRequest(p, s.Slot, who))
 }
 
-// serves says whether a process holds a slot now.
+// serves reports whether a process is admitted in a slot.
 func serves(r *kernel.Root, s slots.Slot, who slots.Process) bool {
 	all, err := slots.Open(r, s.Scope, s.Service)
 	if err != nil {
@@ -203,15 +201,15 @@ func serves(r *kernel.Root, s slots.Slot, who slots.Process) bool {
 	return err == nil && now == who
 }
 
-// ErrOtherSlot says that a process serves another slot of the service.
+// ErrOtherSlot reports a process already in another slot of the service.
 var ErrOtherSlot = errors.New("wrong process")
 
-// servesElsewhere refuses a process that serves another slot of the service, unless the configuration names it for this one
-// too: a wrong number would take a slot from its own member without a word.
+// servesElsewhere rejects a process in another slot of the service, unless the configuration names it for this slot
+// too. Otherwise a wrong slot number would silently replace the slot's own member.
 func servesElsewhere(p *record.Service, ctx context.Context, r *kernel.Root, s slots.Slot, who slots.Process) error {
 	all, err := slots.Open(r, s.Scope, s.Service)
 	if err != nil {
-		return nil // which the admission tells
+		return nil // the admission reports the error
 	}
 	defer all.Close()
 	for i := range all.Record.Service.Slots {
@@ -228,10 +226,9 @@ func servesElsewhere(p *record.Service, ctx context.Context, r *kernel.Root, s s
 	return nil
 }
 
-// successor is the member that a slot of a changed service begins with in its new
-// row: the configured one, or, where the configuration names no process (it
-// registered itself, or somebody did by its number), whoever serves the slot
-// now. Who serves now is ready. It is nil if there is none.
+// successor returns the first member of a changed service's slot in its new row. This is the configured member. If the
+// configuration names no process (registration by itself or by PID), it is the current process, known to be ready. It
+// is nil if there is neither.
 func (e *Engine) successor(p, old *record.Service, slot int) *service.Member {
 	m := p.Service.Member(slot)
 	if slot >= old.Service.Slots {
@@ -255,10 +252,10 @@ func (e *Engine) successor(p, old *record.Service, slot int) *service.Member {
 	return &heir
 }
 
-// Remark keeps why a slot stays empty, for readers; nil ends it.
+// Remark stores the reason of an empty slot for readers. A nil err clears it.
 func Remark(r *kernel.Root, s slots.Slot, err error) { remark(r, s, err, "") }
 
-// RemarkKept is Remark of a slot that another process serves, from before its member was configured.
+// RemarkKept is Remark for a slot still occupied by a process from before its member was configured.
 func RemarkKept(r *kernel.Root, s slots.Slot, err error) { remark(r, s, err, KeptMark) }
 
 func remark(r *kernel.Root, s slots.Slot, err error, mark string) {
@@ -276,10 +273,10 @@ func remark(r *kernel.Root, s slots.Slot, err error, mark string) {
 // KeptMark begins a remark of [RemarkKept].
 const KeptMark = "="
 
-// LateMark begins a remark that looking for the member does not find out.
+// LateMark begins a remark that a search for the member cannot reproduce.
 const LateMark = "+"
 
-// foundBeforehand says whether looking for a member finds the error.
+// foundBeforehand reports whether a search for the member returns this error.
 func foundBeforehand(err error) bool {
 	for _, e := range []error{service.ErrNotRunning, service.ErrNoSocket, service.ErrNarrow, service.ErrAmbiguous, service.ErrMPTCP, service.ErrElsewhere,
 		units.ErrNoSystemd, units.ErrNoUnit, os.ErrPermission} {

@@ -18,10 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Reconcile makes the engine's maps say what the pins of the services say: first
-// what a packet will need, then the ports that lead to it, then what no port
-// leads to any more. It is how services come, change and go, and what recovers a
-// command that was killed: run again, it goes on from wherever the maps are.
+// Reconcile makes the engine's maps match the pins of the services. The order is: first the entries a packet will need,
+// then the ports that lead to them, then the removal of unreferenced entries. Reconcile adds, changes and removes
+// services, and it recovers a killed command. It is idempotent and continues from any state of the maps.
 func (e *Engine) Reconcile() error {
 	if err := e.ReconcileMaps(); err != nil {
 		return err
@@ -29,7 +28,7 @@ func (e *Engine) Reconcile() error {
 	return e.Mark(false)
 }
 
-// ReconcileMaps is Reconcile, but leaves the mark.
+// ReconcileMaps is Reconcile, but leaves the mark in place.
 func (e *Engine) ReconcileMaps() error {
 	ports := e.reconcilePorts
 	if e.Kind == spec.EngineReuseport {
@@ -43,11 +42,9 @@ func (e *Engine) ReconcileMaps() error {
 	return nil
 }
 
-// Mark says in the pins that the services' directories and the engine's maps
-// may differ from now on, or that they agree. A command that finds the mark
-// reconciles; without it a command that admits a member need not read every map,
-// which some kernels (6.1) make slow: each look into a map of maps waits for a
-// grace period there.
+// Mark records in the pins whether the services' directories and the engine's maps may differ. A command that finds the
+// mark reconciles. Without the mark, an admission need not read every map. On Linux 6.1 each lookup in a map of maps
+// waits for a grace period.
 func (e *Engine) Mark(differ bool) error {
 	v := uint32(0)
 	if differ {
@@ -59,21 +56,21 @@ func (e *Engine) Mark(differ bool) error {
 	return nil
 }
 
-// marked says whether a command was killed between mark and the end of Reconcile.
+// marked reports whether a command was killed between Mark(true) and the end of Reconcile.
 func (e *Engine) marked() (bool, error) { return IsMarked(e.Pins.Maps) }
 
-// IsMarked is engine.marked for readers of an engine's maps, without the lock.
+// IsMarked is marked for readers without the lock. engine holds the engine's maps by pin name.
 func IsMarked(engine map[string]*ebpf.Map) (bool, error) {
 	var v uint32
 	err := engine["sync"].Lookup(uint32(0), &v)
 	return v != 0, err
 }
 
-// reconciledAtOnce is how many services one call to the kernel points at. It bounds the descriptors that are open meanwhile.
+// reconciledAtOnce is the number of services updated concurrently. It bounds the open descriptors.
 const reconciledAtOnce = 64
 
-// ReconcileServices points steer_services at each service's own map: one store a service, by
-// which a whole changed service takes effect for every packet after it.
+// ReconcileServices points steer_services at each service's own map. One store per service switches every later packet
+// to the changed service.
 func (e *Engine) ReconcileServices() error {
 	for chunk := range slices.Chunk(slices.Collect(maps.Values(e.Services)), reconciledAtOnce) {
 		if err := e.reconcileMany(chunk); err != nil {
@@ -83,8 +80,9 @@ func (e *Engine) ReconcileServices() error {
 	return e.dropMoved()
 }
 
-// reconcileMany is reconcileService for several. The kernel ends each store in a map of maps with a wait for a grace period, and so
-// does Linux 6.1 each look into one: 20 ms a service on a busy host, 20 s for 1,000. Those at the same time share a wait.
+// reconcileMany reconciles several services concurrently. The kernel ends each store in a map of maps with a wait for a
+// grace period. Linux 6.1 also waits after each lookup: 20 ms a service on a busy host, 20 s for 1,000 services.
+// Concurrent stores share one wait.
 func (e *Engine) reconcileMany(services []*record.Service) error {
 	var group errgroup.Group
 	for _, p := range services {
@@ -113,11 +111,11 @@ func (e *Engine) reconcileService(p *record.Service) error {
 	return e.reconcileMany([]*record.Service{p})
 }
 
-// prepare puts what a service asks for into the maps beside it, and opens its own. It returns nil where those are lost.
+// prepare fills the shared maps of a service and opens its own maps. It returns nil if the service's own maps are lost.
 func (e *Engine) prepare(p *record.Service) (*kernel.Opened, error) {
 	o, err := e.Lock.Open(record.Instance(e.Scope, p.Service.Name))
 	if p.Recorded && (errors.Is(err, kernel.ErrNotExist) || errors.Is(err, kernel.ErrDamaged)) {
-		return nil, nil // the engine has it still, or its own recovery, which comes, puts it there
+		return nil, nil // the engine still has the map, or the service's own recovery will restore it
 	} else if err != nil {
 		return nil, err
 	}
@@ -128,7 +126,7 @@ func (e *Engine) prepare(p *record.Service) (*kernel.Opened, error) {
 	return o, nil
 }
 
-// point has steer_services lead to a service's own map.
+// point makes steer_services lead to a service's own map.
 func (e *Engine) point(p *record.Service, own *ebpf.Map) error {
 	services := e.Pins.Maps["services"]
 	same, err := record.ContainsMap(services, p.ID, own)
@@ -141,8 +139,8 @@ func (e *Engine) point(p *record.Service, own *ebpf.Map) error {
 	return nil
 }
 
-// ReconcileOne brings one service of engine sk_reuseport into force, and leaves the mark: the rest waits for Reconcile. In engine
-// sk_lookup all come into force with that.
+// ReconcileOne applies one service of engine sk_reuseport and leaves the mark. Reconcile does the rest. With engine
+// sk_lookup, ReconcileOne does nothing, because Reconcile applies all services.
 func (e *Engine) ReconcileOne(p, old *record.Service) error {
 	if e.Kind == spec.EngineSkLookup {
 		return nil
@@ -156,7 +154,8 @@ func (e *Engine) ReconcileOne(p, old *record.Service) error {
 	return e.free(p, old)
 }
 
-// free lets go of the groups, the number and the rows of the former form of a service: its members' sockets are to be another's.
+// free releases the groups, the id and the rows of a service's previous form, so its members' sockets can join other
+// groups.
 func (e *Engine) free(p, old *record.Service) error {
 	groups, err := e.groups()
 	if err != nil {
@@ -192,9 +191,8 @@ func (e *Engine) free(p, old *record.Service) error {
 	return nil
 }
 
-// reconcilePorts adds prefixes before the ports that make packets ask for them, and
-// takes ports away before their prefixes. A service that only they still lead
-// to goes before them, so that a killed command leaves its trace.
+// reconcilePorts adds prefixes before the ports that refer to them, and removes ports before their prefixes. A service
+// referenced only by those ports is removed first: the ports then remain as a trace for recovery after a kill.
 func (e *Engine) reconcilePorts() error {
 	ports, prefixes := record.Ports(e.Services, Room(e.Pins.Maps) > 0)
 	havePorts, err := Entries[bpf.SteerPortKey, bpf.SteerPortValue](e.Pins.Maps["ports"])
@@ -221,8 +219,8 @@ func (e *Engine) reconcilePorts() error {
 	return e.listens(false)
 }
 
-// keepPorts adds to what the maps are to hold what leads to services that cannot be read. Where a readable service asks for the
-// same, that stays with the other one.
+// keepPorts adds the entries of unreadable services to the wanted maps. If a readable service wants the same entry, the
+// unreadable one keeps it.
 func (e *Engine) keepPorts(ports map[bpf.SteerPortKey]bpf.SteerPortValue, prefixes map[bpf.SteerPrefixKey]bpf.SteerTarget,
 	havePorts map[bpf.SteerPortKey]bpf.SteerPortValue, havePrefixes map[bpf.SteerPrefixKey]bpf.SteerTarget) {
 	kept := func(t bpf.SteerTarget) bool { return t.Service != 0 && e.keeps(t.Service-1) }
@@ -255,11 +253,11 @@ func (e *Engine) keepPorts(ports map[bpf.SteerPortKey]bpf.SteerPortValue, prefix
 	}
 }
 
-// listens tells steer_dispatch whether to ask for ports at all.
+// listens tells steer_dispatch whether any port is configured.
 func (e *Engine) listens(some bool) error {
 	m := e.Pins.Maps["listens"]
 	if m == nil {
-		return nil // nothing is bound: steer_lookup always asks
+		return nil // no bindings: steer_lookup always checks the ports
 	}
 	v := uint32(0)
 	if some {
@@ -268,7 +266,6 @@ func (e *Engine) listens(some bool) error {
 	return m.Put(uint32(0), v)
 }
 
-// Entries reads a whole map.
 func Entries[K, V comparable](m *ebpf.Map) (map[K]V, error) {
 	out := map[K]V{}
 	var k K
@@ -304,11 +301,11 @@ func deleteOthers[K, V comparable](m *ebpf.Map, want, have map[K]V) error {
 	return nil
 }
 
-// dropServices clears the ids that ports led to and no service holds.
+// dropServices clears the ids referenced by ports but used by no service.
 func (e *Engine) dropServices(ports map[bpf.SteerPortKey]bpf.SteerPortValue, prefixes map[bpf.SteerPrefixKey]bpf.SteerTarget) error {
 	led := map[uint32]bool{}
 	lead := func(t bpf.SteerTarget) {
-		if t.Service != 0 { // the id plus one
+		if t.Service != 0 { // id + 1
 			led[t.Service-1] = true
 		}
 	}
@@ -322,8 +319,8 @@ func (e *Engine) dropServices(ports map[bpf.SteerPortKey]bpf.SteerPortValue, pre
 	return e.ClearIDs(led)
 }
 
-// ClearIDs takes away what the maps have of those ids that no service holds. The kernel ends each deletion from a map of
-// maps with a wait for a grace period, which deletions at the same time share.
+// ClearIDs removes the map entries of those ids without a service. The kernel ends each deletion from a map of maps
+// with a wait for a grace period. Concurrent deletions share one wait.
 func (e *Engine) ClearIDs(ids map[uint32]bool) error {
 	for _, p := range e.Services {
 		delete(ids, p.ID)
@@ -348,7 +345,7 @@ func (e *Engine) ClearIDs(ids map[uint32]bool) error {
 	return nil
 }
 
-// DropDevices forgets the sources of services that are gone: their ids will be others'.
+// DropDevices removes the devices seen for removed services, because other services will reuse the ids.
 func (e *Engine) DropDevices(ids map[uint32]bool) error {
 	if len(ids) == 0 {
 		return nil
@@ -367,14 +364,13 @@ func (e *Engine) DropDevices(ids map[uint32]bool) error {
 	return nil
 }
 
-// dropRows empties the rows that no service holds, so that whoever gets them
-// finds no one else's sockets and counts.
+// dropRows empties the rows of no service. The next service to use a row then finds no foreign sockets or counters.
 func (e *Engine) dropRows() error {
 	used := e.rows()
 	rows := make([]bpf.SteerSlot, spec.MaxRows)
 	var cursor ebpf.MapBatchCursor
 	_, err := e.Pins.Maps["slots"].BatchLookup(&cursor, make([]uint32, spec.MaxRows), rows, nil)
-	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) { // how the kernel says "the last ones"
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) { // ErrKeyNotExist marks the last batch
 		return fmt.Errorf("reading slots: %w", err)
 	}
 	for row, s := range rows {
@@ -387,7 +383,7 @@ func (e *Engine) dropRows() error {
 	return nil
 }
 
-// clearRow empties a row: its state first, for that is what packets ask.
+// clearRow empties a row. It changes the state first, because the program decides by the state.
 func (e *Engine) clearRow(row uint32, s bpf.SteerSlot) error {
 	marked := s
 	marked.State = uint32(slots.Changing)
@@ -415,13 +411,12 @@ func (e *Engine) clearRow(row uint32, s bpf.SteerSlot) error {
 	return e.Pins.Maps["slots"].Put(row, bpf.SteerSlot{})
 }
 
-// Gone says that a socket map's entry was empty already: some kernels say
-// EINVAL to that.
+// Gone reports whether err means "entry already empty" for a socket map. Some kernels return EINVAL for it.
 func Gone(err error) bool {
 	return errors.Is(err, ebpf.ErrKeyNotExist) || errors.Is(err, unix.EINVAL)
 }
 
-// forgetExits removes a row from what steer_exit acts on.
+// forgetExits removes a row from the exits map of steer_exit.
 func (e *Engine) forgetExits(row uint32) error {
 	m := e.Pins.Maps["exits"]
 	if m == nil { // the exit hook is optional
@@ -435,7 +430,7 @@ func (e *Engine) forgetExits(row uint32) error {
 		if r != row {
 			continue
 		}
-		// steer_exit stops at the first number that is missing: the last one moves up.
+		// steer_exit stops at the first missing number, so the last entry fills the gap.
 		last := k
 		for _, ok := all[bpf.SteerExitKey{Tgid: k.Tgid, N: last.N + 1}]; ok; _, ok = all[bpf.SteerExitKey{Tgid: k.Tgid, N: last.N + 1}] {
 			last.N++
@@ -448,7 +443,7 @@ func (e *Engine) forgetExits(row uint32) error {
 		if err := m.Delete(last); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return err
 		}
-		return e.forgetExits(row) // once more, on what is there now
+		return e.forgetExits(row) // again: the map has changed
 	}
 	return nil
 }

@@ -23,8 +23,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RecoverEngine loads an engine's programs over the maps that are there, makes the others
-// anew, and attaches the programs. Sync, which the mark asks for, fills what is new.
+// RecoverEngine loads an engine's programs over its remaining maps, creates the lost maps, and attaches the programs.
+// It sets the mark, so the next Reconcile fills the new maps.
 func RecoverEngine(l *kernel.WriteLock, i kernel.Instance, kind spec.Engine, lacks []string) (note string, err error) {
 	lost := slices.DeleteFunc(slices.Clone(lacks), func(pin string) bool { return !strings.HasPrefix(pin, "map_") })
 	if kind == spec.EngineReuseport && len(lost) > 0 {
@@ -53,9 +53,8 @@ func RecoverEngine(l *kernel.WriteLock, i kernel.Instance, kind spec.Engine, lac
 	return note, nil
 }
 
-// DropReuse removes an engine that cannot say which groups it has. Their sockets leave the
-// arrays, for they can be in one only, and their programs leave the groups: to the new
-// engine they would be somebody else's.
+// DropReuse removes an engine with unknown groups. It removes their sockets from the arrays, because a socket can be in
+// only one array. It detaches their programs, because a new engine would treat them as foreign.
 func DropReuse(l *kernel.WriteLock, i kernel.Instance) error {
 	maps := map[string]*ebpf.Map{}
 	for _, name := range []string{"sockets", "holders", "slots"} {
@@ -81,8 +80,8 @@ func DropReuse(l *kernel.WriteLock, i kernel.Instance) error {
 	return l.Remove(i)
 }
 
-// detachLost takes the programs that work by a lost engine's slots out of the groups of a
-// namespace. Without the map there is none: a program keeps its maps.
+// detachLost detaches the programs that use a lost engine's slots from the groups of a namespace. Without the map no
+// such program exists, because a program keeps its maps.
 func detachLost(l *kernel.WriteLock, scope string, slots *ebpf.Map) error {
 	if slots == nil {
 		return nil
@@ -123,30 +122,29 @@ func detachLost(l *kernel.WriteLock, scope string, slots *ebpf.Map) error {
 		}
 		fd, err := service.DupSocket(s)
 		if err != nil {
-			continue // closed meanwhile: another socket of the group will do
+			continue // closed meanwhile: another socket of the group serves as well
 		}
 		err = hook.ReuseportGroup{FD: fd, Name: keyOfSocket(s).String()}.Detach()
 		pidfd.CloseDup(fd)
 		if err != nil {
 			return err
 		}
-		lost[id] = false // each group has a program of its own
+		lost[id] = false // each group has its own program
 	}
 	return nil
 }
 
-// usesMap says whether a program works by a map.
+// usesMap reports whether a program uses a map.
 func usesMap(id ebpf.ProgramID, m *ebpf.Map) bool {
 	prog, err := ebpf.NewProgramFromID(id)
 	if err != nil {
-		return false // it went meanwhile
+		return false // unloaded meanwhile
 	}
 	defer prog.Close()
 	return worksBy(prog, m)
 }
 
-// reattachEngine publishes an engine anew over the maps of rest. With bindings, the engine
-// lost maps of its bindings.
+// reattachEngine publishes an engine again over the maps of rest. With bindings, the engine lost maps of its bindings.
 func reattachEngine(l *kernel.WriteLock, i kernel.Instance, kind spec.Engine, ns *netns.Handle, rest *kernel.Opened, bindings bool) error {
 	room := Room(rest.Maps)
 	if room == 0 && bindings {
@@ -188,7 +186,7 @@ func reattachEngine(l *kernel.WriteLock, i kernel.Instance, kind spec.Engine, ns
 		return err
 	}
 	kernel.Step("steer:recovered")
-	e, err = OpenEngine(l, i.Scope, kind) // which reconciles
+	e, err = OpenEngine(l, i.Scope, kind) // reconciles
 	if err != nil {
 		return err
 	}
@@ -199,7 +197,7 @@ func reattachEngine(l *kernel.WriteLock, i kernel.Instance, kind spec.Engine, ns
 	return e.watchAll()
 }
 
-// watchAll has steer_exit withdraw the slots of all members when they exit.
+// watchAll makes steer_exit withdraw the slots of all members on their exit.
 func (e *Engine) watchAll() error {
 	for _, p := range e.Services {
 		for slot, row := range p.Rows {

@@ -10,17 +10,15 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// TemplatesName is the instance that holds what is remembered of exporters: it
-// outlives weir serve, so that one that is restarted just before a collector
-// still knows their templates.
+// TemplatesName is the instance of the remembered exporters. It outlives weir serve: the templates stay known if a
+// collector restarts just after weir serve does.
 const TemplatesName = "@templates"
 
-// TemplatesInstance names the pins of a namespace's templates.
 func TemplatesInstance(scope string) kernel.Instance {
 	return kernel.Instance{Scope: scope, Feature: spec.Name, Name: TemplatesName}
 }
 
-// RemoveTemplates forgets a namespace's exporters when no service is left there.
+// RemoveTemplates removes a namespace's exporters if no service remains there.
 func RemoveTemplates(l *kernel.WriteLock, scope string) error {
 	all, err := l.Instances(spec.Name)
 	if err != nil {
@@ -32,7 +30,7 @@ func RemoveTemplates(l *kernel.WriteLock, scope string) error {
 		}
 	}
 	if _, err := record.Shared.Read(l.Root, TemplatesInstance(scope)); errors.Is(err, kernel.ErrABI) {
-		return nil // another weir's
+		return nil // pinned by another version of weir
 	}
 	return l.Remove(TemplatesInstance(scope))
 }

@@ -12,10 +12,8 @@ import (
 	"github.com/weir-project/weir/kernel/hook"
 )
 
-// renewGroups attaches this weir's program to every group of engine sk_reuseport,
-// one after the other: both programs work by the same maps, so that it does not
-// matter which of them a packet meets. When it fails, the groups that have gone
-// over get their old program back.
+// renewGroups attaches this version's program to every group of engine sk_reuseport, one by one. Both programs use the
+// same maps, so a packet may meet either. After an error the changed groups get their old program back.
 func (e *Engine) renewGroups() error {
 	groups, err := e.groups()
 	if err != nil {
@@ -23,12 +21,12 @@ func (e *Engine) renewGroups() error {
 	}
 	ns, err := e.openNetns()
 	if errors.Is(err, slots.ErrNetnsGone) {
-		return nil // and its groups with it
+		return nil // its groups are gone too
 	} else if err != nil {
 		return err
 	}
 	defer ns.Close()
-	done := map[GroupKey]*ebpf.Program{} // what they had; open, or it would go with its last group
+	done := map[GroupKey]*ebpf.Program{} // previous programs, kept open so they are not unloaded with their last group
 	defer func() {
 		for _, was := range done {
 			was.Close()
@@ -61,14 +59,14 @@ func (e *Engine) renewGroup(ns *netns.Handle, k GroupKey, v GroupValue) error {
 	return e.attachGroup(ns, k, v, prog)
 }
 
-// attachGroup attaches a program and notes which it is.
+// attachGroup attaches a program and records its id.
 func (e *Engine) attachGroup(ns *netns.Handle, k GroupKey, v GroupValue, prog *ebpf.Program) error {
 	attached := false
 	err := withGroup(ns, k, v.UID, func(g hook.ReuseportGroup) error {
 		attached = true
 		return g.Attach(prog)
 	})
-	if err != nil || !attached { // a group without a socket begins anew, with a program of its own
+	if err != nil || !attached { // a group without sockets will get a new program when it forms again
 		return err
 	}
 	info, err := prog.Info()

@@ -8,15 +8,14 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// A lookup that returns SK_DROP is answered with a reset or an ICMP error; what
-// swallows a packet in silence is a socket whose filter drops everything. The
-// holder has these for engine sk_lookup; for sk_reuseport, those of the groups do.
+// The kernel answers SK_DROP at a lookup with a reset or an ICMP error. Only a sink drops a packet silently: a socket
+// with a filter that rejects everything. The socket holder keeps the sinks of engine sk_lookup. For sk_reuseport, its
+// sockets in the groups are sinks.
 
 // Sinks is the number of entries of steer_sinks: families times protocols.
 const Sinks = 4
 
-// sinksThere says whether the sockets that swallow are all there; IPv6's may be
-// missing where the host has none.
+// sinksThere reports whether all sinks exist. On a host without IPv6 the IPv4 sinks are enough.
 func sinksThere(pins *kernel.Opened) bool {
 	need := Sinks
 	if _, err := os.Stat("/proc/net/if_inet6"); err != nil {

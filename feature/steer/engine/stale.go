@@ -10,8 +10,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// CleanStale removes the pins of namespaces that are gone, which would
-// otherwise be taken for those of a later namespace with the same number.
+// CleanStale removes the pins of removed namespaces. Otherwise a later namespace with the same inode number would
+// inherit them.
 func CleanStale(l *kernel.WriteLock) error {
 	all, err := l.Instances(spec.Name)
 	if err != nil {
@@ -23,7 +23,7 @@ func CleanStale(l *kernel.WriteLock) error {
 		if !ok {
 			continue
 		}
-		if is, err := netnsGone(l, i, kind); err == nil && is { // one that cannot be read stays
+		if is, err := netnsGone(l, i, kind); err == nil && is { // an unreadable instance remains
 			gone[i.Scope] = true
 			if err := l.Remove(i); err != nil {
 				return err
@@ -40,17 +40,16 @@ func CleanStale(l *kernel.WriteLock) error {
 	return nil
 }
 
-// netnsGone asks the link: the kernel detaches it with its namespace. Where there
-// is none, a namespace is there while a process is in it, or a socket of its own
-// is still in our hands.
+// netnsGone reports whether the namespace of an engine is gone. The kernel detaches the link with its namespace. An
+// engine without a link has a namespace while a process is in it or weir's maps contain one of its sockets.
 func netnsGone(l *kernel.WriteLock, i kernel.Instance, kind spec.Engine) (bool, error) {
 	if kind == spec.EngineReuseport {
 		return groupsGone(l, i)
 	}
-	meta, _ := record.ReadMeta(l.Root, i) // without its cookie the link tells
+	meta, _ := record.ReadMeta(l.Root, i) // without a cookie the link decides
 	ln, err := l.Link(i, "lookup")
 	if errors.Is(err, kernel.ErrNotExist) {
-		return kernel.NetnsGone(nil, i.Scope, meta.Cookie), nil // its link was lost, or the namespace
+		return kernel.NetnsGone(nil, i.Scope, meta.Cookie), nil // the link or the namespace was lost
 	} else if err != nil {
 		return false, err
 	}
@@ -58,7 +57,7 @@ func netnsGone(l *kernel.WriteLock, i kernel.Instance, kind spec.Engine) (bool, 
 	return kernel.NetnsGone(ln, i.Scope, meta.Cookie), nil
 }
 
-// Recover finishes what a killed command left half done, in every namespace.
+// Recover completes the changes of a killed command in every namespace.
 func Recover(l *kernel.WriteLock) error {
 	if err := CleanStale(l); err != nil {
 		return err
@@ -78,7 +77,8 @@ func Recover(l *kernel.WriteLock) error {
 	return errors.Join(append(errs, ReconcileBind(l, true), reconcileAllCopies(l))...)
 }
 
-// recoverEngine finishes what a killed command left of an engine. One of another ABI stays as it is: status, plans and doctor tell of it.
+// recoverEngine completes the change of one engine. An engine of another ABI remains unchanged: status, plans and
+// doctor report it.
 func recoverEngine(l *kernel.WriteLock, i kernel.Instance, kind spec.Engine) error {
 	e, err := OpenEngine(l, i.Scope, kind)
 	if errors.Is(err, kernel.ErrABI) {

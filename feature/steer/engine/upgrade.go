@@ -17,17 +17,15 @@ import (
 	"github.com/weir-project/weir/kernel/probe"
 )
 
-// ShortHash is a hash as people read it.
+// ShortHash returns the first 6 bytes of a hash in hexadecimal.
 func ShortHash(h [sha256.Size]byte) string { return fmt.Sprintf("%x", h[:6]) }
 
-// UpgradeEngine moves the engine alone: the services' directories follow when it
-// is opened next, for the mark says that they differ.
+// UpgradeEngine upgrades only the engine. The mark makes the next opening reconcile the services' directories.
 func UpgradeEngine(l *kernel.WriteLock, scope string, kind spec.Engine) error {
 	return RebuildEngine(l, scope, kind, 0)
 }
 
-// RebuildEngine moves an engine to this weir's program, with room for so many
-// bindings at least.
+// RebuildEngine moves an engine to this version's program, with capacity for at least room bindings.
 func RebuildEngine(l *kernel.WriteLock, scope string, kind spec.Engine, room int) error {
 	old, err := l.Open(record.EngineInstance(scope, kind))
 	if err != nil {
@@ -55,7 +53,7 @@ func RebuildEngine(l *kernel.WriteLock, scope string, kind spec.Engine, room int
 	}
 	defer c.Close()
 	if old.Maps["exits"] != nil && c.Programs[bpf.SteerProgSteerExit] == nil {
-		// Without it the slots of members whose children hold their sockets would not be withdrawn.
+		// Without it, the slots of members would stay admitted if their children keep the sockets open.
 		return fmt.Errorf("%s uses what is missing here: %w", old.Instance, probe.ExitTracepoint.Check())
 	}
 	e.Pins = &kernel.Opened{Instance: old.Instance, Meta: old.Meta, Maps: pinnedMaps(c)}
@@ -82,7 +80,7 @@ func RebuildEngine(l *kernel.WriteLock, scope string, kind spec.Engine, room int
 	return nil
 }
 
-// goOver is the moment of the change.
+// goOver switches to the new program.
 func (e *Engine) goOver(c *kernel.Collection, links map[string]kernel.Link) error {
 	u := kernel.Upgrade{Meta: e.Pins.Meta, Pins: kernel.Pins{Maps: e.Pins.Maps, Links: links}}
 	u.Meta.Object, u.Meta.Version, u.Meta.Created = ObjectHash(e.Kind), kernel.Version, time.Now()
@@ -90,7 +88,7 @@ func (e *Engine) goOver(c *kernel.Collection, links map[string]kernel.Link) erro
 		u.Link, u.Program = "lookup", lookupProgram(c)
 		return e.Lock.Upgrade(e.Pins.Instance, u)
 	}
-	// Groups go over one by one: the mark has whoever finds some of them left see to it.
+	// Groups change one by one. After a kill, the mark makes the next command change the remaining groups.
 	u.Swap = e.renewGroups
 	marked, err := e.marked()
 	if err == nil {
@@ -105,8 +103,7 @@ func (e *Engine) goOver(c *kernel.Collection, links map[string]kernel.Link) erro
 	return err
 }
 
-// unchanged are the maps of an engine that this weir's program takes as they are,
-// by the names that the program has for them.
+// unchanged returns the maps of an engine that this version's program can share, by map name.
 func unchanged(old *kernel.Opened, kind spec.Engine, room int) (map[string]*ebpf.Map, error) {
 	spec, err := loadSpec(kind, room)
 	if err != nil {
@@ -121,14 +118,14 @@ func unchanged(old *kernel.Opened, kind spec.Engine, room int) (map[string]*ebpf
 	}
 	unshareBindings(share)
 	if share[bpf.SteerMapSteerSlots] == nil {
-		// Recovery made slots anew, and the lost engine's program may still run for a while:
-		// with one list it would take the entry of an exit away from the new program.
+		// Recovery created new slots, and the lost engine's program may still run for a while. With a shared exits map
+		// it would take entries from the new program.
 		delete(share, bpf.SteerMapSteerExits)
 	}
 	return share, nil
 }
 
-// keepsMaps refuses new maps where services that cannot be read have something in the old ones: nobody could carry it over.
+// keepsMaps rejects new maps if unreadable services have entries in the old ones. Those entries could not be copied.
 func (e *Engine) keepsMaps(share map[string]*ebpf.Map) error {
 	if len(e.Kept.Names) == 0 {
 		return nil
@@ -142,9 +139,9 @@ func (e *Engine) keepsMaps(share map[string]*ebpf.Map) error {
 	return nil
 }
 
-// carryOwn takes over the maps only user space knows, and makes the missing ones. It sets
-// the mark where the engine changes to steer_dispatch: Reconcile then writes to its ports how
-// long their prefixes are. The caller closes the returned maps, also after an error.
+// carryOwn takes over the maps used by user space only, and creates the missing ones. If the engine changes to
+// steer_dispatch, it sets the mark: Reconcile then adds prefix lengths to the ports. The caller closes the returned
+// maps, also after an error.
 func (e *Engine) carryOwn(old *kernel.Opened) (made []*ebpf.Map, err error) {
 	for _, spec := range ownMaps(e.Kind, Room(e.Pins.Maps)) {
 		name := strings.TrimPrefix(spec.Name, "steer_")
@@ -165,8 +162,8 @@ func (e *Engine) carryOwn(old *kernel.Opened) (made []*ebpf.Map, err error) {
 	return made, err
 }
 
-// migrate fills the maps that are new with what the old ones say, and attaches
-// what must run before that. The caller closes the links, also after an error.
+// migrate attaches the exit program, then fills the new maps from the old ones. The caller closes the links, also after an
+// error.
 func (e *Engine) migrate(old *kernel.Opened, c *kernel.Collection) (links map[string]kernel.Link, err error) {
 	links = map[string]kernel.Link{}
 	if p := c.Programs[bpf.SteerProgSteerExit]; p != nil {
@@ -176,7 +173,7 @@ func (e *Engine) migrate(old *kernel.Opened, c *kernel.Collection) (links map[st
 		}
 	}
 	kernel.Step("steer:exit attached")
-	if old.Maps["listens"] == nil { // Reconcile, which follows, knows better
+	if old.Maps["listens"] == nil { // the following Reconcile writes the exact value
 		if err := e.listens(true); err != nil {
 			return links, err
 		}
@@ -188,11 +185,11 @@ func (e *Engine) migrate(old *kernel.Opened, c *kernel.Collection) (links map[st
 	return links, nil
 }
 
-// finishUpgrade is for an engine that is marked: an upgrade may have been killed,
-// or is about to end. It comes before Reconcile, which puts the services' maps to use.
+// finishUpgrade completes a killed upgrade of a marked engine. It runs before Reconcile starts to use the services'
+// maps.
 func (e *Engine) finishUpgrade() error {
 	if e.Kind == spec.EngineReuseport && e.Pins.Meta.Object == ObjectHash(e.Kind) {
-		return e.renewGroups() // else they still run what the pins say, or another upgrade comes
+		return e.renewGroups() // otherwise the groups still run the pinned version, or another upgrade follows
 	}
 	return nil
 }

@@ -19,13 +19,12 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// AdmitLocked gives a slot to member, or to the member that the configuration
-// names if member is nil. It reports whether anything changed: a member that
-// holds the slot with the same sockets is left alone. [Waiting] tells errors
-// that may pass from others. A member's check is run once, and briefly, since
-// the lock is held: [Admit] waits for it without. vet is nil, or the caller's.
+// AdmitLocked gives a slot to member, or to the configured member if member is nil. It reports whether the slot
+// changed: a member already admitted with the same sockets is left alone. [Waiting] recognizes temporary errors. The
+// member's check runs once and briefly, because the caller holds the lock. [Admit] waits for it without the lock. vet
+// may be nil.
 //
-// The member may hold TCP sessions of devices that belong elsewhere: [steer.ResetDue].
+// The member may hold TCP sessions of devices in other slots: see package reset.
 func AdmitLocked(ctx context.Context, l *kernel.WriteLock, s slots.Slot, member *service.Member, vet *Vetting) (changed bool, err error) {
 	e, p, err := OpenSlot(l, s)
 	if err != nil {
@@ -38,7 +37,7 @@ func AdmitLocked(ctx context.Context, l *kernel.WriteLock, s slots.Slot, member 
 	return e.Admit(ctx, p, s, member, vet)
 }
 
-// Admit gives a slot of a record to a member; nil is the configured one. It says whether anything changed.
+// Admit gives a slot to member, or to the configured member if member is nil. It reports whether the slot changed.
 func (e *Engine) Admit(ctx context.Context, p *record.Service, s slots.Slot, member *service.Member, vet *Vetting) (changed bool, err error) {
 	e.vet, e.Rate = vet, vet.Rate
 	m, err := MemberFor(p, s, member)
@@ -53,8 +52,8 @@ func (e *Engine) Admit(ctx context.Context, p *record.Service, s slots.Slot, mem
 	return e.admit(ctx, p, s.Slot, m, ns)
 }
 
-// Withdraw withdraws a slot: its traffic meets on_empty until [AdmitLocked]. A
-// running weir serve leaves it withdrawn.
+// Withdraw withdraws a slot: its traffic is handled by on_empty until [AdmitLocked]. A running weir serve does not
+// admit it again.
 func Withdraw(l *kernel.WriteLock, s slots.Slot) error {
 	e, p, err := OpenSlot(l, s)
 	if err != nil {
@@ -70,7 +69,7 @@ func Withdraw(l *kernel.WriteLock, s slots.Slot) error {
 	return e.forgetExits(p.Row(s.Slot))
 }
 
-// OpenSlot opens the engine of a slot's service, and its record. The caller closes the engine.
+// OpenSlot opens the engine and the record of a slot's service. The caller closes the engine.
 func OpenSlot(l *kernel.WriteLock, s slots.Slot) (*Engine, *record.Service, error) {
 	p, err := record.Read(l.Root, record.Instance(s.Scope, s.Service))
 	if err != nil {
@@ -87,29 +86,27 @@ func OpenSlot(l *kernel.WriteLock, s slots.Slot) (*Engine, *record.Service, erro
 	return e, p, nil
 }
 
-// Waiting says that a member could not be admitted yet, and may be later: it
-// does not run, has not opened all its sockets, its check fails, or the kernel
-// cannot be asked about it now.
+// Waiting reports whether a member may be admitted later: it does not run, has not opened all its sockets, fails its
+// check, or the kernel does not answer now.
 func Waiting(err error) bool {
 	return errors.Is(err, bounded.ErrStuck) || errors.Is(err, service.ErrNotRunning) || errors.Is(err, service.ErrNoSocket) || errors.Is(err, ErrDraining) || errors.Is(err, service.ErrNotReady)
 }
 
-// NotYet is Waiting, and whatever else about a member must not keep a
-// configuration from being applied: status shows the reason.
+// NotYet is Waiting plus all other errors of a member that must not block an apply. Status shows the reason.
 func NotYet(err error) bool {
 	return Waiting(err) || errors.Is(err, service.ErrNarrow) || errors.Is(err, service.ErrAmbiguous) || errors.Is(err, service.ErrMPTCP) ||
 		errors.Is(err, service.ErrElsewhere) || errors.Is(err, errBypassed) || errors.Is(err, errForeign) || errors.Is(err, errNotShared) || errors.Is(err, ErrSocketInUse) || errors.Is(err, units.ErrNoSystemd) || errors.Is(err, units.ErrNoUnit) ||
 		errors.Is(err, os.ErrPermission)
 }
 
-// RemoveStep is the step of a plan that removes a service.
+// RemoveStep returns the plan step that removes a service.
 func RemoveStep(scope, name string) feature.Step {
 	return feature.Step{Verb: "remove", Object: "service " + name,
 		Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", RemoveService(l, scope, name) }}
 }
 
-// RemoveService takes a service away: its traffic is the kernel's own again.
-// With the last service of a namespace its program goes too.
+// RemoveService removes a service and returns its traffic to the kernel. With the last service of a namespace it also
+// removes the engine.
 func RemoveService(l *kernel.WriteLock, scope, name string) error {
 	p, err := record.Read(l.Root, record.Instance(scope, name))
 	if errors.Is(err, kernel.ErrNotExist) {
@@ -154,7 +151,7 @@ func removeService(l *kernel.WriteLock, scope string, p *record.Service) error {
 	return e.RemoveIdle()
 }
 
-// RemoveDamaged removes a service that neither its pins nor a record describe.
+// RemoveDamaged removes a service without usable pins or record.
 func RemoveDamaged(l *kernel.WriteLock, i kernel.Instance) error {
 	var engines []*Engine
 	for _, kind := range record.Engines {
@@ -177,7 +174,7 @@ func RemoveDamaged(l *kernel.WriteLock, i kernel.Instance) error {
 	return err
 }
 
-// RemoveIdle takes an engine away that has nothing left to steer.
+// RemoveIdle removes an engine without services and bindings.
 func (e *Engine) RemoveIdle() error {
 	if used, err := e.Dispatches(); err != nil || used || !e.Idle() {
 		return err
@@ -186,7 +183,7 @@ func (e *Engine) RemoveIdle() error {
 		return err
 	}
 	if e.Kind == spec.EngineReuseport {
-		e.PokeSocketHolder() // to see that it is not wanted any more
+		e.PokeSocketHolder() // the holder then exits
 	}
 	return nil
 }

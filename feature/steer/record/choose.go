@@ -10,8 +10,7 @@ import (
 	"github.com/weir-project/weir/kernel/probe"
 )
 
-// ChooseEngine decides engine: auto, and says why. A service that stands keeps
-// the engine it has.
+// ChooseEngine resolves engine: auto, with the reason. A published service keeps its engine.
 func ChooseEngine(s spec.Service, old *Service) (spec.Engine, string, error) {
 	if s.Engine != spec.EngineAuto {
 		return s.Engine, "the configuration names it", nil

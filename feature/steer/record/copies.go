@@ -10,8 +10,8 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// Copies are the targets of all services of a namespace. A service whose target is
-// not there yet, or any more, is not copied.
+// Copies returns the copy targets of all services of a namespace. A service without an existing target service is not
+// copied.
 func Copies(services map[string]*Service) map[bpf.CopyCopyKey]bpf.CopyCopyTo {
 	out := map[bpf.CopyCopyKey]bpf.CopyCopyTo{}
 	for _, p := range services {
@@ -26,8 +26,8 @@ func Copies(services map[string]*Service) map[bpf.CopyCopyKey]bpf.CopyCopyTo {
 	return out
 }
 
-// KeepCopies adds to what is wanted the copies in force that may be to or from services that cannot be read: all but those from
-// other services, with those that are gone now. It changes have.
+// KeepCopies adds the copies in force that may belong to unreadable services to want. These are all copies except those
+// from known services and from services in gone. It changes have.
 func KeepCopies(want, have map[bpf.CopyCopyKey]bpf.CopyCopyTo, services map[string]*Service, gone []*Service, unread instances.Unreadable) {
 	free := func(p *Service) {
 		for _, e := range p.Service.Endpoints() {

@@ -10,7 +10,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// ReadDevices reads the devices of a service from its pins; nil if it has none.
+// ReadDevices reads a service's devices from its pins. It returns nil if the service has none.
 func ReadDevices(r *kernel.Root, p *Service, scope string) (*spec.DeviceList, error) {
 	if p.Devices == nil {
 		return nil, nil
@@ -31,5 +31,5 @@ func ReadDevices(r *kernel.Root, p *Service, scope string) (*spec.DeviceList, er
 	return spec.ParseDevices("the pins of service "+p.Service.Name, text.Bytes())
 }
 
-// SetDevices gives a service the devices that were read for it.
+// SetDevices sets the devices of a service.
 func (p *Service) SetDevices(l *spec.DeviceList) { p.Devices, p.List = l.File(), l }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package record is a service as its pins describe it: the truth that an engine's
-// maps follow. It reads services, and computes a service's next record: its table,
-// its devices' slots, the overrides of operators. It publishes nothing.
+// Package record describes a service as pinned. The engine's maps follow this record. The package reads services and
+// computes a service's next record: its table, the slots of its devices, and the overrides of operators. It publishes
+// nothing.
 package record

@@ -13,19 +13,20 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// Kept is what services that cannot be read have in the maps of their engine. No change of another service overwrites, removes
-// or gives away anything of it. The zero value keeps nothing.
+// Kept lists the entries of unreadable services in the maps of their engine. Changes of other services do not
+// overwrite, remove or reuse these entries. The zero value keeps nothing.
 type Kept struct {
 	Names []string // the services
 
 	ids, rows     map[uint32]bool
-	anyID, anyRow bool // not all of theirs are known: each that no readable service has may be
+	anyID, anyRow bool // some are unknown: any id or row without a readable service may be kept
 	freed         map[uint32]bool
 	freedRows     map[uint32]bool
 }
 
-// ReadKept finds what services that cannot be read have in an engine. A service's own map tells, since the engine's program
-// reads it as this weir does: the service's meta may be of any weir. A service without that map may have anything.
+// ReadKept finds the entries of unreadable services in an engine. The service's own map lists them: the engine's
+// program and this version read it alike, even if the meta is of another version. A service without that map may have
+// any entry.
 func ReadKept(l *kernel.WriteLock, engine *kernel.Opened, unread instances.Unreadable) Kept {
 	k := Kept{ids: map[uint32]bool{}, rows: map[uint32]bool{}, freed: map[uint32]bool{}, freedRows: map[uint32]bool{}}
 	for _, u := range unread {
@@ -49,7 +50,7 @@ func (k *Kept) add(l *kernel.WriteLock, engine *kernel.Opened, i kernel.Instance
 				for _, row := range v.Row[:min(int(v.Slots), len(v.Row))] {
 					k.rows[uint32(row)] = true
 				}
-				k.anyRow = k.anyRow || v.Flags&flagGenerations != 0 // the spare rows are in the meta alone
+				k.anyRow = k.anyRow || v.Flags&flagGenerations != 0 // only the meta has the spare rows
 				return
 			}
 		}
@@ -58,7 +59,7 @@ func (k *Kept) add(l *kernel.WriteLock, engine *kernel.Opened, i kernel.Instance
 	k.anyID, k.anyRow = true, true
 }
 
-// ofAnother tells whether another engine of the namespace leads to a service's own map.
+// ofAnother reports whether another engine of the namespace refers to a service's own map.
 func ofAnother(l *kernel.WriteLock, engine kernel.Instance, id uint32, own *ebpf.Map) bool {
 	for _, kind := range Engines {
 		i := EngineInstance(engine.Scope, kind)
@@ -78,14 +79,14 @@ func ofAnother(l *kernel.WriteLock, engine kernel.Instance, id uint32, own *ebpf
 	return false
 }
 
-// Again is k after a service could be read again or is gone.
+// Again returns k after the repair or removal of an unreadable service.
 func (k Kept) Again(l *kernel.WriteLock, engine *kernel.Opened, unread instances.Unreadable) Kept {
 	now := ReadKept(l, engine, unread)
 	now.freed, now.freedRows = k.freed, k.freedRows
 	return now
 }
 
-// Free notes that this command takes away or replaces a service: nothing of its former form is kept.
+// Free records that this command removes or replaces a service, so its previous entries are not kept.
 func (k *Kept) Free(p *Service) {
 	if len(k.Names) == 0 {
 		return
@@ -96,13 +97,13 @@ func (k *Kept) Free(p *Service) {
 	}
 }
 
-// ID tells whether a number that no readable service has is kept.
+// ID reports whether id is kept. No readable service may have it.
 func (k *Kept) ID(id uint32) bool { return k.ids[id] || k.anyID && !k.freed[id] }
 
-// Row tells whether a row that no readable service has is kept.
+// Row reports whether row is kept. No readable service may have it.
 func (k *Kept) Row(row uint32) bool { return k.rows[row] || k.anyRow && !k.freedRows[row] }
 
-// HasName tells whether a service of that name is among them.
+// HasName reports whether k contains the service name.
 func (k *Kept) HasName(name string) bool {
 	for _, n := range k.Names {
 		if n == name {
@@ -112,10 +113,10 @@ func (k *Kept) HasName(name string) bool {
 	return false
 }
 
-// CheckID returns an error where no free number can be told from theirs.
+// CheckID returns an error if kept ids are unknown, so none can be allocated.
 func (k *Kept) CheckID() error { return k.check(k.anyID, "a number") }
 
-// CheckRows returns an error where no free row can be told from theirs.
+// CheckRows returns an error if kept rows are unknown, so none can be allocated.
 func (k *Kept) CheckRows() error { return k.check(k.anyRow, "slots") }
 
 func (k *Kept) check(unknown bool, what string) error {
@@ -125,7 +126,7 @@ func (k *Kept) check(unknown bool, what string) error {
 	return fmt.Errorf("cannot allocate %s beside services that cannot be read (weir status says why; weir remove steer removes all services): %s", what, strings.Join(k.Names, ", "))
 }
 
-// ContainsMap tells whether an array of maps has this one at an index.
+// ContainsMap reports whether the map of maps outer contains inner at an index.
 func ContainsMap(outer *ebpf.Map, at uint32, inner *ebpf.Map) (bool, error) {
 	info, err := inner.Info()
 	if err != nil {

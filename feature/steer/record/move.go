@@ -10,19 +10,19 @@ import (
 	"github.com/weir-project/weir/feature/steer/spec"
 )
 
-// maxMoved bounds the devices that are moved by hand in one service: they are
-// kept with its configuration, which must fit into one value of a map.
+// maxMoved limits the devices moved by an operator in one service. They are stored with its configuration, in a single
+// map value.
 const maxMoved = 4096
 
-// ErrNoMove says that a change of where traffic goes makes no sense.
+// ErrNoMove means that a move, drain or undrain is not possible.
 var ErrNoMove = errors.New("cannot move")
 
-// Moving names what weir steer move moves.
+// Moving is a request of weir steer move.
 type Moving struct {
-	Device string // address, or name of a device; empty: Bucket
+	Device string // address or device name; empty: Bucket
 	Bucket int
 	To     int
-	Back   bool // to where it is without having been moved
+	Back   bool // undo the move
 }
 
 // Apply moves a device or a bucket in a record. An error wraps ErrNoMove or ErrNoSlot.
@@ -92,5 +92,5 @@ func (m Moving) applyBucket(p *Service) error {
 	return nil
 }
 
-// ErrNoSlot says that a service has no such slot, or the slot no member.
+// ErrNoSlot means that the service does not have the slot, or the slot has no member.
 var ErrNoSlot = errors.New("no such slot")

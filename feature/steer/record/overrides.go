@@ -13,37 +13,36 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Overrides is what a service's pins keep beside its configuration: what operators
-// changed while it ran, which outlives every apply until they take it back.
+// Overrides are operator changes, pinned beside a service's configuration. They outlive every apply until an operator
+// undoes them.
 type Overrides struct {
-	Devices  *spec.DeviceFile     `json:"devices,omitempty"`  // the file as it was when it was read
+	Devices  *spec.DeviceFile     `json:"devices,omitempty"`  // the file as last read
 	Moved    map[netip.Addr]int   `json:"moved,omitempty"`    // device to slot
 	Placed   map[int]PlacedBucket `json:"placed,omitempty"`   // bucket to slot
 	Drained  []int                `json:"drained,omitempty"`  // slots that get no bucket for now
-	Home     []byte               `json:"home,omitempty"`     // the table before the first of them was drained
+	Home     []byte               `json:"home,omitempty"`     // the table before the first drain
 	Bypassed bool                 `json:"bypassed,omitempty"` // no packet is steered
 
 	List *spec.DeviceList `json:"-"` // of Devices
 }
 
-// PlacedBucket is a bucket that was moved by hand.
+// PlacedBucket is a bucket moved by an operator.
 type PlacedBucket struct {
 	To   int `json:"to"`
-	From int `json:"from"` // whose it is otherwise
+	From int `json:"from"` // its slot without the move
 }
 
-// Clone copies the overrides, so that a change leaves the former record as it is.
+// Clone copies the overrides. A change of the copy leaves the original record unchanged.
 func (v Overrides) Clone() Overrides {
 	v.Moved, v.Placed = maps.Clone(v.Moved), maps.Clone(v.Placed)
 	v.Drained, v.Home = slices.Clone(v.Drained), slices.Clone(v.Home)
 	return v
 }
 
-// IsDrained says whether an operator drained the slot.
+// IsDrained reports whether an operator drained the slot.
 func (v Overrides) IsDrained(slot int) bool { return slices.Contains(v.Drained, slot) }
 
-// Moves are the moves of devices that hold now: a drained slot gets none, and
-// they come back to it when it is undrained.
+// Moves returns the device moves in force. A drained slot gets no device until it is undrained.
 func (p *Service) Moves() map[netip.Addr]int {
 	out := map[netip.Addr]int{}
 	for a, slot := range p.Moved {
@@ -54,7 +53,7 @@ func (p *Service) Moves() map[netip.Addr]int {
 	return out
 }
 
-// weights are the slots' effective ones.
+// weights returns the slots' effective weights and their sum.
 func (p *Service) weights() (weights []int, total int) {
 	weights = make([]int, p.Service.Slots)
 	for slot := range weights {
@@ -71,8 +70,7 @@ func (p *Service) weights() (weights []int, total int) {
 	return weights, total
 }
 
-// Shape gives p the table that follows from that of old, which may be nil, and
-// what operators changed about old. As few buckets move as can.
+// Shape derives the table and the overrides of p from old, which may be nil. As few buckets as possible move.
 func (p *Service) Shape(old *Service) {
 	if old == nil {
 		p.Table = spec.Assign(p.Service.Slots)
@@ -92,19 +90,19 @@ func (p *Service) Shape(old *Service) {
 	}
 }
 
-// DropGone forgets what was changed about slots that there are no more.
+// DropGone removes overrides of slots that no longer exist.
 func (p *Service) DropGone() {
 	slots := p.Service.Slots
 	maps.DeleteFunc(p.Moved, func(_ netip.Addr, slot int) bool { return slot >= slots })
 	maps.DeleteFunc(p.Placed, func(_ int, to PlacedBucket) bool { return to.To >= slots })
 	p.Drained = slices.DeleteFunc(p.Drained, func(slot int) bool { return slot >= slots })
 	if _, total := p.weights(); total == 0 {
-		p.Drained = nil // nobody would be left
+		p.Drained = nil // no slot would remain
 	}
 }
 
-// Rebalance gives each slot its share. Buckets of a slot that was drained go back
-// to it, and those placed by hand stay where they were put.
+// Rebalance gives each slot its share of buckets. A previously drained slot gets its former buckets back. Buckets
+// placed by an operator stay.
 func (p *Service) Rebalance() {
 	weights, _ := p.weights()
 	if len(p.Drained) == 0 && fair(p.Home, weights) {
@@ -129,7 +127,7 @@ func (p *Service) Rebalance() {
 	}
 }
 
-// fair says whether a table gives every slot its share, as near as can be.
+// fair reports whether a table gives every slot its share, up to rounding.
 func fair(home []byte, weights []int) bool {
 	held, total := make([]int, len(weights)), 0
 	for _, slot := range home {
@@ -149,8 +147,7 @@ func fair(home []byte, weights []int) bool {
 	return len(home) == spec.Buckets
 }
 
-// returnHome gives slots that lack buckets those that they had before one of them
-// was drained, so that most devices come back to the collector that knows them.
+// returnHome returns a slot's former buckets after a drain. Most devices then return to their previous collector.
 func returnHome(table []uint16, home []byte, weights []int) []uint16 {
 	if len(home) != len(table) {
 		return table
@@ -181,7 +178,7 @@ func returnHome(table []uint16, home []byte, weights []int) []uint16 {
 	return out
 }
 
-// Misplaces says whether p may name another slot than old for some device.
+// Misplaces reports whether p may assign some device to another slot than old.
 func (p *Service) Misplaces(old *Service) bool {
 	if old == nil || !p.Service.By.KeepsDevices() {
 		return false
@@ -190,7 +187,7 @@ func (p *Service) Misplaces(old *Service) bool {
 		!maps.Equal(p.Moves(), old.Moves()) || p.Devices != old.Devices && (p.Devices == nil || old.Devices == nil || *p.Devices != *old.Devices)
 }
 
-// Changed is old with f applied; it is not published.
+// Changed returns a copy of old, changed by f. It does not publish the copy.
 func Changed(r *kernel.Root, scope string, old *Service, f func(p *Service) error) (*Service, error) {
 	p := new(Service)
 	*p = *old
@@ -205,7 +202,7 @@ func Changed(r *kernel.Root, scope string, old *Service, f func(p *Service) erro
 	return p, f(p)
 }
 
-// device resolves what an operator calls a device.
+// device resolves an address or a device name.
 func (p *Service) device(text string) (netip.Addr, error) {
 	if a, err := netip.ParseAddr(text); err == nil {
 		return p.List.Stands(a.WithZone("")), nil
@@ -219,7 +216,7 @@ func (p *Service) device(text string) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("%w: %q is neither an IP address nor a device in %s", ErrNoMove, text, p.Service.Devices)
 }
 
-// Drain takes a slot out of the table until Undrain. An error wraps ErrNoMove or ErrNoSlot.
+// Drain removes a slot from the table until Undrain. An error wraps ErrNoMove or ErrNoSlot.
 func (p *Service) Drain(slot int) error {
 	if slot < 0 || slot >= p.Service.Slots {
 		return fmt.Errorf("%w: %s has slots 0 to %d", ErrNoSlot, p.Service.Name, p.Service.Slots-1)
@@ -246,7 +243,7 @@ func (p *Service) Drain(slot int) error {
 	return nil
 }
 
-// Undrain gives a drained slot its buckets again. An error wraps ErrNoMove or ErrNoSlot.
+// Undrain gives a drained slot its buckets again. An error wraps ErrNoMove.
 func (p *Service) Undrain(slot int) error {
 	i := slices.Index(p.Drained, slot)
 	if i < 0 {

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ports computes what steer_ports and steer_prefixes must hold. compared: beside bindings, whose program must know how long a
-// prefix is.
+// Ports returns the contents of steer_ports and steer_prefixes. With compared, targets include their prefix length,
+// because the dispatch program compares it with bindings.
 func Ports(services map[string]*Service, compared bool) (map[bpf.SteerPortKey]bpf.SteerPortValue, map[bpf.SteerPrefixKey]bpf.SteerTarget) {
 	ports, prefixes := map[bpf.SteerPortKey]bpf.SteerPortValue{}, map[bpf.SteerPrefixKey]bpf.SteerTarget{}
 	for _, p := range services {

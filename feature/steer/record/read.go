@@ -14,10 +14,10 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// ReadAll reads the published services of a namespace's engine. Services that cannot be read are listed, whatever their engine:
-// only their meta would tell it.
+// ReadAll reads the published services of a namespace's engine, and the unreadable services of every engine, because
+// only their meta contains the engine.
 func ReadAll(r *kernel.Root, scope string, kind spec.Engine) (map[string]*Service, instances.Unreadable, error) {
-	all, err := r.Known(spec.Name) // a service that lost its pins keeps what the engine has of it
+	all, err := r.Known(spec.Name) // also services without pins, because the engine may still have their maps
 	if err != nil {
 		return nil, nil, err
 	}
@@ -41,8 +41,8 @@ func ReadAll(r *kernel.Root, scope string, kind spec.Engine) (map[string]*Servic
 	return out, unread, nil
 }
 
-// Read reads a service as it is pinned or, where pins of it were lost, as it was recorded. It returns [kernel.ErrNotExist] where
-// there is none, and [kernel.ErrDamaged] where neither pins nor record are enough.
+// Read reads a service from its pins. If pins are lost, it reads the record of the publication. It returns
+// [kernel.ErrNotExist] if there is none, and [kernel.ErrDamaged] if neither pins nor record are sufficient.
 func Read(r *kernel.Root, i kernel.Instance) (*Service, error) {
 	p, err := readPinned(r, i)
 	if !errors.Is(err, kernel.ErrNotExist) {
@@ -55,10 +55,10 @@ func Read(r *kernel.Root, i kernel.Instance) (*Service, error) {
 	if !r.Has(i) {
 		return nil, err
 	}
-	if p, err = readPinned(r, i); errors.Is(err, kernel.ErrNotExist) && r.Has(i) { // else it was published, or removed, meanwhile
+	if p, err = readPinned(r, i); errors.Is(err, kernel.ErrNotExist) && r.Has(i) { // otherwise it was published or removed meanwhile
 		if m, merr := r.Meta(i); merr == nil {
 			if _, merr = decodeService(i, m); merr != nil {
-				return nil, merr // another weir's
+				return nil, merr // of another version
 			}
 		}
 		return nil, fmt.Errorf("%s: %w, and there is no record of it", i, kernel.ErrDamaged)
@@ -66,7 +66,7 @@ func Read(r *kernel.Root, i kernel.Instance) (*Service, error) {
 	return p, err
 }
 
-// ReadMeta is an instance's meta: as pinned or, where that pin was lost, as recorded.
+// ReadMeta returns an instance's meta from its pin. If the pin is lost, it returns the recorded meta.
 func ReadMeta(r *kernel.Root, i kernel.Instance) (kernel.Meta, error) {
 	m, err := r.Meta(i)
 	if errors.Is(err, kernel.ErrNotExist) {
@@ -75,7 +75,7 @@ func ReadMeta(r *kernel.Root, i kernel.Instance) (kernel.Meta, error) {
 	return m, err
 }
 
-// readPinned reads a service from its pins alone; see Read.
+// readPinned reads a service from its pins only.
 func readPinned(r *kernel.Root, i kernel.Instance) (*Service, error) {
 	o, err := r.Open(i, "service")
 	if err != nil {
@@ -108,8 +108,7 @@ func decodeService(i kernel.Instance, m kernel.Meta) (*Service, error) {
 	return p, nil
 }
 
-// readRecorded reads a service whose pins are damaged: from what was recorded of it, and
-// from the map that its engine holds.
+// readRecorded reads a service with damaged pins: the configuration from its record, the table from the engine's map.
 func readRecorded(r *kernel.Root, i kernel.Instance) (*Service, error) {
 	meta, err := r.Recorded(i)
 	if err != nil {
@@ -127,7 +126,7 @@ func readRecorded(r *kernel.Root, i kernel.Instance) (*Service, error) {
 	return p, nil
 }
 
-// engineTable is the table of a service in the map that its engine holds, or nil.
+// engineTable returns a service's table from the engine's maps, or nil.
 func engineTable(r *kernel.Root, scope string, p *Service) []uint16 {
 	o, err := r.Open(EngineInstance(scope, p.Engine), "services")
 	if err != nil {

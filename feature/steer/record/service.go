@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BindKeys are the ports of a service as the programs of bpf/bind.bpf.c know them.
+// BindKeys returns the keys of a service's ports in the map of bpf/bind.bpf.c.
 func (p *Service) BindKeys() []bpf.BindBindKey {
 	if !p.Service.SharePort {
 		return nil
@@ -26,29 +26,28 @@ func (p *Service) BindKeys() []bpf.BindBindKey {
 	return out
 }
 
-// Service is a service as its pins describe it: the truth that the engine's
-// maps follow.
+// Service is a service as pinned. The engine's maps follow it.
 type Service struct {
 	Service spec.Service `json:"service"`         // defaults filled in, seed drawn
-	Netns   string       `json:"netns"`           // as people know the namespace
-	Engine  spec.Engine  `json:"engine"`          // the one that was chosen
-	Reason  string       `json:"engine_reason"`   // it was
+	Netns   string       `json:"netns"`           // the namespace's name in the configuration
+	Engine  spec.Engine  `json:"engine"`          // the chosen engine
+	Reason  string       `json:"engine_reason"`   // reason of the choice
 	ID      uint32       `json:"id"`              // index into steer_services
-	Rows    []uint32     `json:"rows"`            // of the engine's maps, by slot: a slot keeps its row for life, or its two
+	Rows    []uint32     `json:"rows"`            // of the engine's maps, by slot. A slot keeps its row; with generations it alternates with Spare.
 	Spare   []uint32     `json:"spare,omitempty"` // with generations: the other rows, by slot
 
 	Overrides
 
-	Table  []uint16 `json:"-"` // bucket to slot; it is in the service's own map
+	Table  []uint16 `json:"-"` // bucket to slot; stored in the service's own map
 	Cookie uint64   `json:"-"` // of its namespace, or 0
 
-	Recorded bool `json:"-"` // its pins are damaged: this is what was recorded of it
+	Recorded bool `json:"-"` // its pins are damaged: this is its record
 }
 
-// Row is the row of a slot in the engine's maps.
+// Row returns the row of a slot in the engine's maps.
 func (p *Service) Row(slot int) uint32 { return p.Rows[slot] }
 
-// value is the service as the program reads it.
+// value returns the service as read by the program.
 func (p *Service) value() *bpf.SteerService {
 	v := &bpf.SteerService{Seed: *p.Service.Seed, Slots: uint32(p.Service.Slots), Endpoints: uint32(len(p.Service.Endpoints())),
 		OnEmpty: uint32(slices.Index(spec.OnEmptyCodes, p.Service.OnEmpty)), Id: p.ID}
@@ -67,8 +66,8 @@ func (p *Service) value() *bpf.SteerService {
 	return v
 }
 
-// jiffy is the length of a jiffy in nanoseconds: the resolution of the clocks that
-// the kernel moves on with each (KTIME_LOW_RES, in kernel/time/posix-timers.c).
+// jiffy returns the length of a jiffy in nanoseconds: the resolution of the coarse clocks (KTIME_LOW_RES in
+// kernel/time/posix-timers.c).
 func jiffy() uint32 {
 	var ts unix.Timespec
 	if unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &ts) != nil {
@@ -77,7 +76,8 @@ func jiffy() uint32 {
 	return uint32(ts.Nano())
 }
 
-// innerSpec is the form of a service's map. To parse the object costs more than all else about a service.
+// innerSpec returns the spec of a service's map. Parsing the object is the most expensive part of a service, so it
+// happens once.
 var innerSpec = sync.OnceValues(func() (*ebpf.MapSpec, error) {
 	spec, err := bpf.LoadSteer()
 	if err != nil {
@@ -86,7 +86,7 @@ var innerSpec = sync.OnceValues(func() (*ebpf.MapSpec, error) {
 	return spec.Maps[bpf.SteerMapSteerServices].InnerMap, nil
 })
 
-// NewMap makes a service's map, of the kind that steer_services holds.
+// NewMap creates a service's map, to be stored in steer_services.
 func NewMap(p *Service) (*ebpf.Map, error) {
 	spec, err := innerSpec()
 	if err != nil {
@@ -105,12 +105,12 @@ func NewMap(p *Service) (*ebpf.Map, error) {
 	return m, nil
 }
 
-// EngineInstance is the engine that steers the service.
+// EngineInstance returns the instance of the service's engine.
 func (p *Service) EngineInstance(scope string) kernel.Instance {
 	return EngineInstance(scope, p.Engine)
 }
 
-// setPolicy says in the program's terms what decides.
+// setPolicy sets the policy in the program's form.
 func (p *Service) setPolicy(v *bpf.SteerService) {
 	v.Policy = uint32(slices.Index(spec.Policies, p.Service.By))
 	if q := p.Service.QUIC; q != nil {
@@ -121,7 +121,7 @@ func (p *Service) setPolicy(v *bpf.SteerService) {
 	}
 }
 
-// ReaderMaps are the maps of an engine that tell of slots.
+// ReaderMaps returns the engine's maps with the state of slots.
 func (p *Service) ReaderMaps() []string {
 	maps := []string{"slots", "sockets", "verdicts"}
 	if p.Service.Generations != nil {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package slots reads who has a slot: the state of its row in an engine's maps,
-// its process, and the predecessor that still drains beside it. It changes nothing.
+// Package slots reads the state of slots: the row in an engine's maps, the member's process, and a draining
+// predecessor. It changes nothing.
 package slots

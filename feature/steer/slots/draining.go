@@ -17,33 +17,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Draining is the generation before a slot's member: what it still serves.
+// Draining is the previous generation of a slot while it still serves.
 type Draining struct {
 	PID      int       `json:"pid"`
 	Since    time.Time `json:"since"`
-	Until    time.Time `json:"until"`    // from then on it gets nothing new
-	Peers    int       `json:"peers"`    // UDP peers that it keeps: not silent for longer than generations.idle
-	Kept     uint64    `json:"kept"`     // datagrams that they have sent since
-	Back     uint64    `json:"back"`     // packets that it got because its successor was not complete
-	Waiting  int       `json:"waiting"`  // connections in the queue of its listeners
-	Sessions int       `json:"sessions"` // TCP connections that it has; -1: not known, it takes root
+	Until    time.Time `json:"until"`    // end of the drain: afterwards it gets nothing new
+	Peers    int       `json:"peers"`    // UDP peers it keeps: not silent for longer than generations.idle
+	Kept     uint64    `json:"kept"`     // datagrams of those peers since
+	Back     uint64    `json:"back"`     // packets it got while its successor was not complete
+	Waiting  int       `json:"waiting"`  // connections in the queues of its listeners
+	Sessions int       `json:"sessions"` // its TCP connections; -1: unknown without root
 	Unread   uint32    `json:"unread"`   // bytes in its UDP sockets
 }
 
-// Predecessor is what the maps say of the generation before.
+// Predecessor is the previous generation in the maps.
 type Predecessor struct {
 	bpf.SteerGeneration
 	Row uint32
 	Who Process
 }
 
-// DrainsFor says whether it drains for the row of the present generation.
+// DrainsFor reports whether d drains for the current generation's row.
 func (d Predecessor) DrainsFor(row uint32) bool { return d.Who.PID != 0 && d.Heir == row+1 }
 
-// Over says that the program gives it nothing any more.
+// Over reports whether the drain has ended. The program then sends it no more packets.
 func (d Predecessor) Over() bool { return kernel.Monotonic() >= d.Until }
 
-// ReadPredecessor reads who drains beside a slot's member; nobody if there is no process.
+// ReadPredecessor reads the draining predecessor of a slot. Who is zero if there is none.
 func ReadPredecessor(pins *kernel.Opened, p *record.Service, slot int) (d Predecessor, err error) {
 	if len(p.Spare) <= slot || pins.Maps["gens"] == nil {
 		return d, nil
@@ -59,7 +59,7 @@ func ReadPredecessor(pins *kernel.Opened, p *record.Service, slot int) (d Predec
 	return d, err
 }
 
-// CountPeers counts, by row, the peers that were not silent for longer than idle.
+// CountPeers counts the peers per row that were not silent for longer than idle, in nanoseconds.
 func CountPeers(m *ebpf.Map, idle uint64) (map[uint32]int, error) {
 	const batch = 4096
 	keys, values := make([]bpf.SteerPeerKey, batch), make([]bpf.SteerPeer, batch)
@@ -73,23 +73,23 @@ func CountPeers(m *ebpf.Map, idle uint64) (map[uint32]int, error) {
 			}
 		}
 		if errors.Is(err, ebpf.ErrKeyNotExist) {
-			return out, nil // how the kernel says "the last ones"
+			return out, nil // ErrKeyNotExist marks the last batch
 		} else if err != nil {
 			return nil, fmt.Errorf("reading peers: %w", err)
 		}
 	}
 }
 
-// Remaining is what is in the sockets of a generation that drains.
+// Remaining is the remaining work in the sockets of a draining generation.
 type Remaining struct {
-	Peers    int             // UDP peers that it keeps
+	Peers    int             // UDP peers it keeps
 	Waiting  int             // connections in its listeners' queues
 	Unread   uint32          // bytes in its UDP sockets
 	Sessions int             // TCP connections of its processes
-	Opening  map[string]bool // TCP connections of the service that nobody has acknowledged yet
+	Opening  map[string]bool // TCP connections of the service during the handshake, by remote address
 }
 
-// Inodes are the sockets of a process and all that descend from it.
+// Inodes returns the sockets of a process and its descendants, by inode.
 func Inodes(pid int) (map[uint32]bool, error) {
 	inodes, err := service.ListSockets(append(Descendants(pid), pid))
 	own := map[uint32]bool{}
@@ -99,8 +99,8 @@ func Inodes(pid int) (map[uint32]bool, error) {
 	return own, err
 }
 
-// Count adds a socket to what is left with a predecessor: own are the inodes of its
-// descriptors, cookies the sockets that its row has.
+// Count adds a socket to the remaining work. own are the inodes of the predecessor's descriptors. cookies are the
+// sockets of its row.
 func (l *Remaining) Count(sk sockdiag.Socket, cookies map[uint64]bool, own map[uint32]bool) {
 	switch {
 	case sk.Proto == unix.IPPROTO_UDP:
@@ -118,7 +118,7 @@ func (l *Remaining) Count(sk sockdiag.Socket, cookies map[uint64]bool, own map[u
 	}
 }
 
-// Running says whether a process runs: one that is a zombie serves nobody.
+// Running reports whether a process runs. A zombie does not.
 func Running(pid int) bool {
 	p, err := pidfd.Open(pid)
 	if err != nil {

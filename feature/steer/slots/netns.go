@@ -4,8 +4,8 @@ package slots
 
 import "github.com/weir-project/weir/internal/netns"
 
-// ErrNetnsGone says that no process and no name leads to a network namespace.
+// ErrNetnsGone means that no process and no name refers to the network namespace.
 var ErrNetnsGone = netns.ErrGone
 
-// OpenNetns opens the namespace that ref led to.
+// OpenNetns opens the namespace of ref.
 func OpenNetns(ref string, id netns.ID) (*netns.Handle, error) { return netns.Find(ref, id) }

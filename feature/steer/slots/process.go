@@ -16,14 +16,13 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Alive says whether the process still runs.
+// Alive reports whether the process still runs.
 func (p Process) Alive() bool {
 	now, err := FindProcess(p.PID)
 	return err == nil && now == p && Running(p.PID)
 }
 
-// Descendants are the processes that a process has started, directly or not,
-// the nearest first.
+// Descendants returns the descendants of a process, the nearest first.
 func Descendants(pid int) []int {
 	var out []int
 	for next := []int{pid}; len(next) > 0; next = next[1:] {
@@ -40,19 +39,19 @@ func Descendants(pid int) []int {
 	return out
 }
 
-// Process is one process for good: numbers of processes are reused.
+// Process identifies a process uniquely: the kernel reuses PIDs.
 type Process struct {
 	PID   int
 	Start uint64 // clock ticks since boot
 }
 
-// FindProcess finds the process that has a number now, with its start time.
+// FindProcess returns the current process with a PID.
 func FindProcess(pid int) (Process, error) {
 	start, err := pidfd.StartTime(pid)
 	return Process{pid, start}, err
 }
 
-// ProcessIn is the process that a row is admitted with, or none.
+// ProcessIn returns the process of an admitted row, or the zero Process.
 func ProcessIn(pins *kernel.Opened, row uint32) (Process, error) {
 	var s bpf.SteerSlot
 	if err := pins.Maps["slots"].Lookup(row, &s); err != nil || RowState(s.State) != Admitted {
@@ -61,7 +60,7 @@ func ProcessIn(pins *kernel.Opened, row uint32) (Process, error) {
 	return Process{int(s.Tgid), s.Start}, nil
 }
 
-// Sleep waits for d, or until ctx is done; then it returns the error of ctx.
+// Sleep waits for d or until ctx is done, and returns the error of ctx.
 func Sleep(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():

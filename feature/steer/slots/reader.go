@@ -12,22 +12,20 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Reader asks for the slots of one service again and again, cheaply: its
-// maps stay open. It sees the service as it was shaped when it was opened.
+// Reader reads the slots of one service repeatedly. Its maps stay open. It keeps the number of slots of the first
+// reading.
 type Reader struct {
 	root   *kernel.Root
 	Pins   *kernel.Opened
 	Record *record.Service
 }
 
-// NewReader reads slots of a service from maps that are open; the Reader closes them.
-// The maps are at least those of [record.Service.ReaderMaps].
+// NewReader returns a Reader over open maps, at least the maps of [record.Service.ReaderMaps]. The Reader closes them.
 func NewReader(r *kernel.Root, pins *kernel.Opened, p *record.Service) *Reader {
 	return &Reader{r, pins, p}
 }
 
-// Open opens a service's slots for reading. The only service of that name
-// is meant: where several namespaces have one, scope tells them apart.
+// Open opens a service's slots for reading. If several namespaces have a service of this name, scope selects one.
 func Open(r *kernel.Root, scope, name string) (*Reader, error) {
 	all, err := r.Instances(spec.Name)
 	if err != nil {
@@ -50,10 +48,9 @@ func Open(r *kernel.Root, scope, name string) (*Reader, error) {
 	return nil, fmt.Errorf("service %s: %w", name, kernel.ErrNotExist)
 }
 
-// Slots is the number of slots.
 func (r *Reader) Slots() int { return r.Record.Service.Slots }
 
-// Admitted says whether the slot's traffic reaches a member now, and who it is.
+// Admitted reports whether a slot has an admitted member, and its PID.
 func (r *Reader) Admitted(slot int) (pid int, ok bool, err error) {
 	if slot < 0 || slot >= r.Slots() {
 		return 0, false, fmt.Errorf("%w: %d of %d", record.ErrNoSlot, slot, r.Slots())
@@ -65,12 +62,12 @@ func (r *Reader) Admitted(slot int) (pid int, ok bool, err error) {
 	return s.PID, s.Admitted(), nil
 }
 
-// State reads a slot as status shows it.
+// State reads a slot.
 func (r *Reader) State(slot int) (State, error) {
 	if r.Pins == nil {
 		return State{}, errors.New("closed")
 	}
-	if r.Pins.Replaced() { // an upgrade may have left these maps to nobody
+	if r.Pins.Replaced() { // after an upgrade these maps may be unused
 		if now, err := r.root.Open(r.Pins.Instance, r.Record.ReaderMaps()...); err == nil {
 			r.Pins.Close()
 			r.Pins = now
@@ -82,7 +79,7 @@ func (r *Reader) State(slot int) (State, error) {
 	return Read(r.Pins, r.Record, slot)
 }
 
-// follow finds the row that a slot has by now: each generation takes the other one.
+// follow reads the slot's current row again: each generation uses the other one.
 func (r *Reader) follow() error {
 	if r.Record.Service.Generations == nil {
 		return nil
@@ -97,13 +94,12 @@ func (r *Reader) follow() error {
 	return nil
 }
 
-// Raw is a slot as the kernel has it.
+// Raw reads a slot's row.
 func (r *Reader) Raw(slot int) (s bpf.SteerSlot, err error) {
 	err = r.Pins.Maps["slots"].Lookup(r.Record.Row(slot), &s)
 	return s, err
 }
 
-// Close closes the maps.
 func (r *Reader) Close() {
 	r.Pins.Close()
 	r.Pins = nil

@@ -4,7 +4,7 @@ package slots
 
 import "github.com/weir-project/weir/feature/steer/spec"
 
-// RowState is enum steer_state.
+// RowState is a row's state: enum steer_state.
 type RowState uint32
 
 const (
@@ -15,7 +15,7 @@ const (
 	Changing
 )
 
-// OwnEntries has each endpoint's socket at the endpoint's own place.
+// OwnEntries maps each endpoint to the socket entry of the same index.
 var OwnEntries = func() (at [spec.MaxEndpoints]uint8) {
 	for i := range at {
 		at[i] = uint8(i)

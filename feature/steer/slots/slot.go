@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cookies are those of the slot's sockets, of both its generations.
+// Cookies returns the cookies of the slot's sockets, of both generations.
 func (s State) Cookies() map[uint64]bool {
 	out := map[uint64]bool{}
 	for _, c := range s.before {
@@ -30,7 +30,7 @@ func (s State) Cookies() map[uint64]bool {
 	return out
 }
 
-// OccupantMember is the process that serves the slot, as a member.
+// OccupantMember returns the process in the slot as a member.
 func (s State) OccupantMember(configured *service.Member) *service.Member {
 	m := service.Member{Slot: s.Slot, PID: s.PID}
 	if configured != nil {
@@ -39,16 +39,15 @@ func (s State) OccupantMember(configured *service.Member) *service.Member {
 	return &m
 }
 
-// Slot names a slot of a published service. Scope is the directory of its
-// network namespace (state.Service.Scope).
+// Slot names a slot of a published service. Scope is the pin directory of its network namespace.
 type Slot struct {
 	Scope   string
 	Service string
 	Slot    int
 }
 
-// OpenNetns opens the network namespace of the slot's service. An error wraps
-// ErrNetnsGone where the namespace is gone. The caller closes it.
+// OpenNetns opens the network namespace of the slot's service. An error wraps ErrNetnsGone if the namespace is gone.
+// The caller closes it.
 func (s Slot) OpenNetns(p *record.Service) (*netns.Handle, error) {
 	inode, err := record.ScopeInode(s.Scope)
 	if err != nil {
@@ -57,32 +56,32 @@ func (s Slot) OpenNetns(p *record.Service) (*netns.Handle, error) {
 	return OpenNetns(p.Netns, netns.ID{Inode: inode, Cookie: p.Cookie})
 }
 
-// State is one slot of a service.
+// State is the state of one slot.
 type State struct {
 	Slot     int                 `json:"slot"`
 	State    string              `json:"state"` // "admitted" or "empty"
 	Reason   string              `json:"reason,omitempty"`
-	Member   string              `json:"member,omitempty"`   // that the configuration names
-	Occupant string              `json:"occupant,omitempty"` // the process that has the slot, if it is not the configured member's
+	Member   string              `json:"member,omitempty"`   // as configured
+	Occupant string              `json:"occupant,omitempty"` // the process in the slot, if it is not the configured member's
 	PID      int                 `json:"pid,omitempty"`
 	Since    time.Time           `json:"since,omitzero"`
 	Buckets  int                 `json:"buckets"`
 	Verdicts map[string]Verdicts `json:"verdicts"` // by "udp" and "tcp"
 	Sockets  []Socket            `json:"sockets,omitempty"`
-	Peers    *int                `json:"peers,omitempty"`    // with generations: UDP peers that the member has
-	Draining *Draining           `json:"draining,omitempty"` // the generation before
+	Peers    *int                `json:"peers,omitempty"`    // with generations: the member's UDP peers
+	Draining *Draining           `json:"draining,omitempty"` // the previous generation
 
 	Exited    bool     `json:"-"`
-	Never     bool     `json:"-"` // its configured member was never seen
-	Withdrawn bool     `json:"-"` // by an operator: the watcher leaves it alone
-	before    []uint64 // sockets of the generation before, while they are open
-	Drains    int      `json:"-"` // the process of the generation before, while the kernel gives it packets
+	Never     bool     `json:"-"` // its configured member was never admitted
+	Withdrawn bool     `json:"-"` // by an operator: weir serve does not admit it
+	before    []uint64 // open sockets of the previous generation
+	Drains    int      `json:"-"` // PID of the previous generation while it drains
 }
 
-// Admitted says whether the slot's traffic reaches a member.
+// Admitted reports whether the slot's traffic reaches a member.
 func (s State) Admitted() bool { return s.State == "admitted" }
 
-// Describe says what is wrong with a slot: "slot 0 is empty: …".
+// Describe describes an empty slot: "slot 0 is empty: …".
 func (s State) Describe() string {
 	if s.Admitted() {
 		return fmt.Sprintf("slot %d: %s", s.Slot, s.Reason)
@@ -90,13 +89,13 @@ func (s State) Describe() string {
 	return fmt.Sprintf("slot %d is empty: %s", s.Slot, s.Reason)
 }
 
-// Orphaned says that the slot's sockets outlived the process that it was given
-// to: its successor is to be named, though traffic needs nobody.
+// Orphaned reports whether the slot's sockets outlived its process. Traffic still flows, but the slot's new process
+// must be recorded.
 func (s State) Orphaned(m *service.Member) bool {
 	return m != nil && m.Keep && s.PID != 0 && !s.Lives()
 }
 
-// Lives says whether the process that the slot was given to is alive.
+// Lives reports whether the slot's process is alive.
 func (s State) Lives() bool {
 	p, err := pidfd.Open(s.PID)
 	if err != nil {
@@ -106,20 +105,18 @@ func (s State) Lives() bool {
 	return p.Alive()
 }
 
-// Verdicts counts what happened to a slot's traffic: datagrams of UDP,
-// connection attempts of TCP.
+// Verdicts counts a slot's decisions: datagrams of UDP, connection attempts of TCP.
 type Verdicts struct {
 	Steered  uint64 `json:"steered"`  // to the slot's member
 	Rejected uint64 `json:"rejected"` // slot empty: reset or unreachable
-	Dropped  uint64 `json:"dropped"`  // slot empty: silence
+	Dropped  uint64 `json:"dropped"`  // slot empty: no answer
 	Passed   uint64 `json:"passed"`   // slot empty: the kernel's own choice
 	Diverted uint64 `json:"diverted"` // slot empty: to another slot's member
-	Guests   uint64 `json:"guests"`   // to this member, from other slots
-	Failed   uint64 `json:"failed"`   // the kernel refused the socket
+	Guests   uint64 `json:"guests"`   // to this slot's member, for other slots
+	Failed   uint64 `json:"failed"`   // the kernel rejected the socket
 }
 
-// Socket is one socket that a slot requires. Queue, Buffer and Drops need
-// the right to look into the namespace.
+// Socket is a required socket of a slot. Queue, Buffer and Drops need permission to enter the namespace.
 type Socket struct {
 	Listen  string `json:"listen"`
 	Cookie  uint64 `json:"cookie"`           // 0: closed or never adopted
@@ -129,10 +126,10 @@ type Socket struct {
 	Drops   uint32 `json:"drops"` // by the socket since it was opened
 }
 
-// Protocols are the columns of steer_verdicts.
+// Protocols are the names of the protocols in steer_verdicts, by index.
 var Protocols = [2]string{"udp", "tcp"}
 
-// Read evaluates a slot as the program does, and reads its counters.
+// Read evaluates a slot like the program, and reads its counters.
 func Read(e *kernel.Opened, p *record.Service, n int) (State, error) {
 	out, err := Evaluate(e, p, n)
 	if err != nil {
@@ -149,7 +146,7 @@ func Read(e *kernel.Opened, p *record.Service, n int) (State, error) {
 	return out, nil
 }
 
-// sumVerdicts reads a slot's counters: with generations, those of both its rows.
+// sumVerdicts reads a slot's counters. With generations it adds both rows.
 func sumVerdicts(e *kernel.Opened, p *record.Service, n int, proto uint32) (v bpf.SteerVerdicts, err error) {
 	if v, err = kernel.SumPerCPU[bpf.SteerVerdicts](e.Maps["verdicts"], p.Row(n)*2+proto); err != nil || n >= len(p.Spare) {
 		return v, err
@@ -160,7 +157,7 @@ func sumVerdicts(e *kernel.Opened, p *record.Service, n int, proto uint32) (v bp
 	return v, err
 }
 
-// Evaluate evaluates a slot as the program does.
+// Evaluate evaluates a slot like the program.
 func Evaluate(e *kernel.Opened, p *record.Service, n int) (State, error) {
 	row := p.Row(n)
 	out := State{Slot: n, State: "empty"}
@@ -189,7 +186,7 @@ func Evaluate(e *kernel.Opened, p *record.Service, n int) (State, error) {
 	return out, out.addBefore(e, p)
 }
 
-// addBefore tells of the slot's other row.
+// addBefore adds the state of the slot's other row.
 func (s *State) addBefore(e *kernel.Opened, p *record.Service) error {
 	d, err := ReadPredecessor(e, p, s.Slot)
 	if err != nil || s.Slot >= len(p.Spare) {
@@ -207,7 +204,7 @@ func (s *State) addBefore(e *kernel.Opened, p *record.Service) error {
 	return nil
 }
 
-// evaluate says what a slot is and, if it is empty, why.
+// evaluate returns the state of a slot and, if it is empty, the reason.
 func evaluate(s bpf.SteerSlot, member *service.Member, missing []string) (state, reason string) {
 	who := fmt.Sprintf("process %d", s.Tgid)
 	switch RowState(s.State) {
@@ -232,7 +229,7 @@ func evaluate(s bpf.SteerSlot, member *service.Member, missing []string) (state,
 	return "empty", fmt.Sprintf("%s was never seen with all its sockets", member)
 }
 
-// NarrowedSince says why a socket does not take what its slot gives it any more.
+// NarrowedSince returns the reason if a socket no longer receives all traffic of its slot, or "".
 func NarrowedSince(pid int, ep service.Endpoint, cookie uint64, sk sockdiag.Socket, listed bool) string {
 	switch {
 	case cookie == 0:
@@ -244,7 +241,7 @@ func NarrowedSince(pid int, ep service.Endpoint, cookie uint64, sk sockdiag.Sock
 	return ""
 }
 
-// Tells says whether a slot's own reason says the same: it exited, or closed what is missing.
+// Tells reports whether the slot's own reason already covers why: the process exited, or closed the missing sockets.
 func (s State) Tells(why string) bool {
 	if s.Exited {
 		return strings.Contains(why, "has exited")

@@ -10,7 +10,7 @@ import (
 	"github.com/weir-project/weir/kernel/probe"
 )
 
-// EngineNeeds are what an engine cannot do without, and what it makes use of.
+// EngineNeeds returns an engine's required kernel facilities, then the optional ones.
 func EngineNeeds(kind Engine) []kernel.Need {
 	needs := []kernel.Need{probe.SkLookup, probe.SockMap}
 	if kind == EngineReuseport {
@@ -23,7 +23,7 @@ func EngineNeeds(kind Engine) []kernel.Need {
 		probe.ExitTracepoint, probe.RingBuffer, probe.SocketTracepoint, probe.PostBind, kernel.NetnsCookie, probe.DiagDestroy)
 }
 
-// CheckReuseport says why engine sk_reuseport cannot steer a service.
+// CheckReuseport returns the reason if engine sk_reuseport cannot steer the service.
 func (s Service) CheckReuseport() error {
 	for _, l := range s.Listen {
 		if l.Prefix.IsValid() && l.Prefix.Bits() != 0 && !l.Prefix.IsSingleIP() {

@@ -9,10 +9,10 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// Config is what a host's configuration says of steering.
+// Config is the steering part of a host's configuration.
 type Config struct {
 	Services []Service
-	Rate     *Rate `json:",omitempty"` // of resets after this change; nil: what each service says
+	Rate     *Rate `json:",omitempty"` // of resets after this change; nil: each service's reset_rate
 }
 
 // Service is one steered service.
@@ -26,35 +26,34 @@ type Options struct {
 	strictyaml.Pos `yaml:"-" json:"-"`
 	By             Policy       `yaml:"by" json:"by"`
 	Slots          int          `yaml:"slots" json:"slots"`       // 1 to MaxSlots
-	Engine         Engine       `yaml:"engine" json:"engine"`     // where the decision is made
-	OnEmpty        OnEmpty      `yaml:"on_empty" json:"on_empty"` // what a slot without a complete member does
+	Engine         Engine       `yaml:"engine" json:"engine"`     // hook of the decision
+	OnEmpty        OnEmpty      `yaml:"on_empty" json:"on_empty"` // action of a slot without a complete member
 	Seed           *uint32      `yaml:"seed" json:"seed"`         // of the hash; nil: drawn once, then kept
-	Backlog        *int         `yaml:"backlog" json:"backlog"`   // of adopted listeners, at least; 0 leaves them
+	Backlog        *int         `yaml:"backlog" json:"backlog"`   // minimum for adopted listeners; 0 leaves them unchanged
 	ReceiveBuffer  *int         `yaml:"receive_buffer" json:"receive_buffer"`
-	Templates      Templates    `yaml:"templates" json:"templates,omitempty"`         // of IPFIX and NetFlow v9, kept and replayed
-	Foreign        Foreign      `yaml:"foreign" json:"foreign,omitempty"`             // sk_reuseport: what to do about another's program
+	Templates      Templates    `yaml:"templates" json:"templates,omitempty"`         // keep and replay those of IPFIX and NetFlow v9
+	Foreign        Foreign      `yaml:"foreign" json:"foreign,omitempty"`             // sk_reuseport: action on a foreign program
 	Migrate        bool         `yaml:"migrate" json:"migrate,omitempty"`             // sk_reuseport: a closing listener's queue goes to another member
-	SharePort      bool         `yaml:"share_port" json:"share_port,omitempty"`       // set SO_REUSEPORT on whatever binds its ports
-	Devices        string       `yaml:"devices" json:"devices,omitempty" path:"file"` // by: device: file that names them; relative to the configuration
-	Copy           string       `yaml:"copy" json:"copy,omitempty"`                   // the service that gets every datagram too
+	SharePort      bool         `yaml:"share_port" json:"share_port,omitempty"`       // set SO_REUSEPORT on every socket that binds its ports
+	Devices        string       `yaml:"devices" json:"devices,omitempty" path:"file"` // by: device: file of device names; relative to the configuration
+	Copy           string       `yaml:"copy" json:"copy,omitempty"`                   // service to copy every datagram to
 	QUIC           *QUIC        `yaml:"quic" json:"quic,omitempty"`                   // by: quic
-	Weights        Weights      `yaml:"weights" json:"weights,omitempty"`             // by slot; 1 where none is given
-	Generations    *Generations `yaml:"generations" json:"generations,omitempty"`     // nil: a slot's next member cuts the one before off
-	ResetRate      *Rate        `yaml:"reset_rate" json:"reset_rate,omitempty"`       // of sessions that changes misplace
+	Weights        Weights      `yaml:"weights" json:"weights,omitempty"`             // by slot; default 1
+	Generations    *Generations `yaml:"generations" json:"generations,omitempty"`     // nil: a slot's next member replaces the previous one at once
+	ResetRate      *Rate        `yaml:"reset_rate" json:"reset_rate,omitempty"`       // of misplaced sessions
 }
 
-// Defaults of the options that a service leaves out. nfacctd listens with a
-// backlog of 1, which loses most of a reconnect storm without a trace, and the
-// kernel's receive buffer holds some 200 datagrams.
+// Defaults of omitted options. nfacctd listens with a backlog of 1 and silently loses most of a reconnect storm. The
+// kernel's default receive buffer holds about 200 datagrams.
 const (
 	defaultBacklog       = 1024
 	defaultReceiveBuffer = 8 << 20 // bytes
 )
 
-// Policy names what of a packet decides about its bucket.
+// Policy names the part of a packet that selects its bucket.
 type Policy string
 
-// BySource puts every protocol of one source address into one slot.
+// BySource assigns all protocols of a source address to one slot.
 const (
 	BySource Policy = "source"
 	ByQUIC   Policy = "quic"
@@ -66,17 +65,16 @@ type Engine string
 // Engines.
 const (
 	EngineAuto      Engine = "auto"
-	EngineSkLookup  Engine = "sk_lookup"    // decides at the lookup of every packet of the namespace
-	EngineReuseport Engine = "sk_reuseport" // decides within the sockets that share the service's port
+	EngineSkLookup  Engine = "sk_lookup"    // decides at every socket lookup of the namespace
+	EngineReuseport Engine = "sk_reuseport" // decides among the sockets that share the service's port
 )
 
-// Foreign says what is done about a program of somebody else's in a reuseport
-// group: collectors with a balancer of their own attach one.
+// Foreign is the action on a foreign program in a reuseport group. Collectors with their own balancer attach one.
 type Foreign string
 
-// What is done about it.
+// Actions on a foreign program.
 const (
-	ForeignRefuse  Foreign = "refuse" // the member stays out, with the reason
+	ForeignRefuse  Foreign = "refuse" // the member is not admitted, with the reason
 	ForeignReplace Foreign = "replace"
 )
 
@@ -85,19 +83,19 @@ func (f *Foreign) UnmarshalText(b []byte) error {
 	return strictyaml.Choice(f, b, "foreign", ForeignRefuse, ForeignReplace)
 }
 
-// OnEmpty says what happens to traffic of a slot without a complete member.
+// OnEmpty is the action on traffic of a slot without a complete member.
 type OnEmpty string
 
-// What an empty slot does.
+// Actions of an empty slot.
 const (
 	Reject OnEmpty = "reject" // TCP reset, ICMP port unreachable
-	Drop   OnEmpty = "drop"   // silence
+	Drop   OnEmpty = "drop"   // no answer
 	Next   OnEmpty = "next"   // another slot's member, the same for all protocols of a source
 	Pass   OnEmpty = "pass"   // the kernel's own choice
 )
 
-// OnEmptyCodes are the values of on_empty by the number that the programs use.
-var OnEmptyCodes = []OnEmpty{Reject, Drop, Next, Pass} // index: enum steer_on_empty
+// OnEmptyCodes are the values of on_empty, indexed by enum steer_on_empty.
+var OnEmptyCodes = []OnEmpty{Reject, Drop, Next, Pass}
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (p *Policy) UnmarshalText(b []byte) error { return strictyaml.Choice(p, b, "policy", Policies...) }
@@ -114,7 +112,7 @@ func (o *OnEmpty) UnmarshalText(b []byte) error {
 
 var _, _, _ encoding.TextUnmarshaler = (*Policy)(nil), (*Engine)(nil), (*OnEmpty)(nil)
 
-// WithDefaults fills in what the file leaves out.
+// WithDefaults returns s with defaults for the omitted options.
 func (s Service) WithDefaults() Service {
 	if s.By == "" {
 		s.By = BySource
@@ -149,8 +147,7 @@ func (s Service) WithDefaults() Service {
 	return s
 }
 
-// Validate checks what the types cannot, and fills in defaults. Errors carry
-// the place in the file.
+// Validate checks the configuration and fills in defaults. Errors carry their position in the file.
 func (c *Config) Validate() []error {
 	var errs []error
 	for i := range c.Services {
@@ -192,15 +189,15 @@ func (c *Config) Validate() []error {
 	return errs
 }
 
-// Overlaps refuses two services that take the same packets in one namespace.
-// Services that name their namespaces differently are told apart when applied.
+// Overlaps reports conflicts of s with other services of its namespace: the same packets belong to both. Different
+// names of one namespace are detected at apply.
 func Overlaps(others []Service, s Service) []error {
 	var errs []error
 	for _, o := range others {
 		if o.Netns != s.Netns {
 			continue
 		}
-		told := map[int]bool{} // a wildcard listen has an endpoint for each family
+		told := map[int]bool{} // a wildcard listen has one endpoint per family
 		for _, e := range s.Endpoints() {
 			for _, f := range o.Endpoints() {
 				if e.Overlaps(f) && !told[e.Listen] {

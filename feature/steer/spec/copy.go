@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// checkCopy says what is wrong with the copy of s to another of the services.
+// checkCopy returns the problem of the copy option of s, or "".
 func checkCopy(s Service, all []Service) string {
 	if s.Copy == "" {
 		return ""
@@ -43,9 +43,8 @@ func checkCopy(s Service, all []Service) string {
 	return ""
 }
 
-// CopyTargets says where the copies of each endpoint of a service go: to the other
-// service's listen for UDP of the same family and the same place in their order, or
-// to its only one.
+// CopyTargets returns the copy target of each endpoint. The nth UDP listen of a family goes to the other service's nth
+// UDP listen of the family, or to its only one.
 func CopyTargets(from, to []service.Endpoint) (map[bpf.CopyCopyKey]bpf.CopyCopyTo, error) {
 	out := map[bpf.CopyCopyKey]bpf.CopyCopyTo{}
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
@@ -78,26 +77,25 @@ func CopyTargets(from, to []service.Endpoint) (map[bpf.CopyCopyKey]bpf.CopyCopyT
 	return out, nil
 }
 
-// CopyKey is the key by which the filter of copies finds an endpoint.
+// CopyKey returns an endpoint's key in the maps of the copy filter.
 func CopyKey(e service.Endpoint) bpf.CopyCopyKey {
 	k := bpf.CopyCopyKey{Prefixlen: 32 + uint32(e.Prefix.Bits()), Family: e.Family, Port: e.Port}
 	copy(k.Addr[:], e.Prefix.Masked().Addr().AsSlice())
 	return k
 }
 
-// NetworkOrder stores a number so that its bytes lie in network order.
+// NetworkOrder converts a number from host to network byte order.
 func NetworkOrder(v uint16) uint16 {
 	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, v))
 }
 
-// linkHeaders are the lengths in bytes of devices' link headers, where known, as
-// dev_is_mac_header_xmit tells them apart (include/linux/if_arp.h).
+// linkHeaders are the link header lengths in bytes, by link type. The kernel's dev_is_mac_header_xmit makes the same
+// distinction (include/linux/if_arp.h).
 var linkHeaders = map[string]uint32{"ether": 14, "loopback": 14, "none": 0, "void": 0, "ipip": 0, "tunnel6": 0, "sit": 0,
 	"gre": 0, "ipgre": 0, "ip6gre": 0, "ppp": 0, "rawip": 0}
 
-// CopyDevices are the devices of this namespace on which packets for the host
-// arrive, with the lengths of their link headers. What arrives at a port of a
-// bridge or bond arrives once more at that.
+// CopyDevices returns the devices of this namespace that receive packets for the host, with their link header lengths.
+// Packets of a bridge or bond port arrive again at the master device, so ports are left out.
 func CopyDevices() (map[uint32]uint32, error) {
 	links, err := netlink.LinkList()
 	if err != nil {

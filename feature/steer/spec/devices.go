@@ -17,41 +17,40 @@ import (
 	"github.com/weir-project/weir/internal/safefile"
 )
 
-// Limits of a file of devices.
+// Limits of a devices file.
 const (
 	maxDevicesFile = 16 << 20 // bytes
 	maxAliases     = 65536    // prefixes: STEER_MAX_DEVICES
 	maxDeviceName  = 64       // bytes
 )
 
-// errDevices is wrapped by every error about the text of a file of devices.
+// errDevices is wrapped by every error about the content of a devices file.
 var errDevices = errors.New("no such devices")
 
-// DeviceList says which addresses are one device's.
+// DeviceList maps addresses to devices.
 type DeviceList struct {
 	Devices []NamedDevice
-	by      map[netip.Prefix]int // index into Devices
+	by      map[netip.Prefix]int // v4-mapped prefix to index in Devices
 	lengths []int                // of the prefixes, v4-mapped, longest first
-	Text    []byte               // as pins keep it
+	Text    []byte               // as pinned
 }
 
-// NamedDevice is a device with a name. The address of its first prefix stands for
-// it: that is what is hashed, moved, and shown.
+// NamedDevice is a device with a name. The address of its first prefix represents it in hashes, moves and tables.
 type NamedDevice struct {
 	Name     string
 	Prefixes []netip.Prefix
 	line     int
 }
 
-// Stands is the address that stands for the device.
+// Stands returns the device's representative address.
 func (d NamedDevice) Stands() netip.Addr { return d.Prefixes[0].Addr() }
 
-// LoadDevices reads a file of devices:
+// LoadDevices reads a devices file:
 //
 //	# name    addresses and prefixes
 //	edge1.fra 192.0.2.1 198.51.100.0/30 2001:db8::1
 //
-// One device a line; # begins a comment. Errors name file and line.
+// Each line is one device; # begins a comment. Errors contain file and line.
 func LoadDevices(path string) (*DeviceList, error) {
 	f, err := safefile.Read(path, maxDevicesFile)
 	if errors.Is(err, safefile.ErrRefused) {
@@ -67,9 +66,9 @@ func LoadDevices(path string) (*DeviceList, error) {
 	return l, err
 }
 
-// ParseDevices is LoadDevices on the text of a file.
+// ParseDevices parses the content of a devices file.
 func ParseDevices(file string, text []byte) (*DeviceList, error) {
-	l := &DeviceList{by: map[netip.Prefix]int{}, Text: bytes.TrimRight(text, "\x00")} // as pins pad it
+	l := &DeviceList{by: map[netip.Prefix]int{}, Text: bytes.TrimRight(text, "\x00")} // NUL bytes pad the pinned text
 	names, stand := map[string]int{}, map[netip.Addr]int{}
 	var errs []error
 	for i, line := range strings.Split(string(l.Text), "\n") {
@@ -141,7 +140,7 @@ func (l *DeviceList) add(d NamedDevice, prefixes []string, names map[string]int,
 	return nil
 }
 
-// parsePrefix reads an address or a prefix.
+// parsePrefix parses an address or a prefix.
 func parsePrefix(text string) (netip.Prefix, error) {
 	bad := func(format string, a ...any) (netip.Prefix, error) {
 		return netip.Prefix{}, fmt.Errorf("%q: %s", text, fmt.Sprintf(format, a...))
@@ -167,7 +166,7 @@ func parsePrefix(text string) (netip.Prefix, error) {
 	return p, nil
 }
 
-// mapped is a prefix as the program has it, IPv4 as v4-mapped.
+// mapped returns a prefix as used by the program: IPv4 is v4-mapped.
 func mapped(p netip.Prefix) netip.Prefix {
 	if p.Addr().Is4() {
 		return netip.PrefixFrom(netip.AddrFrom16(p.Addr().As16()), p.Bits()+96)
@@ -175,7 +174,7 @@ func mapped(p netip.Prefix) netip.Prefix {
 	return p
 }
 
-// Find returns the device that an address belongs to, or nil.
+// Find returns the device of an address, or nil.
 func (l *DeviceList) Find(a netip.Addr) *NamedDevice {
 	if l == nil {
 		return nil
@@ -189,7 +188,7 @@ func (l *DeviceList) Find(a netip.Addr) *NamedDevice {
 	return nil
 }
 
-// Named returns the device with a name, or nil.
+// Named returns the device called name, or nil.
 func (l *DeviceList) Named(name string) *NamedDevice {
 	if l == nil {
 		return nil
@@ -202,7 +201,7 @@ func (l *DeviceList) Named(name string) *NamedDevice {
 	return nil
 }
 
-// Stands is the address that stands for an address's device: itself where it has none.
+// Stands returns the representative address of an address's device. Without a device it returns the address.
 func (l *DeviceList) Stands(a netip.Addr) netip.Addr {
 	if d := l.Find(a); d != nil {
 		return d.Stands()
@@ -210,13 +209,13 @@ func (l *DeviceList) Stands(a netip.Addr) netip.Addr {
 	return a.Unmap()
 }
 
-// DeviceFile is what a service's pins say of the file that its devices came from.
+// DeviceFile is the pinned description of a devices file.
 type DeviceFile struct {
 	Count int    `json:"count"`
 	Hash  string `json:"hash"` // SHA-256 of the text
 }
 
-// File is the length and the hash of the text that was read; nil without devices.
+// File describes the devices file. It returns nil without devices.
 func (l *DeviceList) File() *DeviceFile {
 	if l == nil {
 		return nil
@@ -233,11 +232,11 @@ type steerAliasKey struct {
 
 type steerAlias struct{ Addr [16]uint8 }
 
-// namesChunk is the value size of map_names, which holds the file's text.
+// namesChunk is the value size in bytes of map_names, the copy of the file's text.
 const namesChunk = 4096
 
-// Maps makes the maps that a service's pins have of its devices: the program's
-// own, and the text, for readers and for what copies the service.
+// Maps creates the pinned maps of a service's devices. aliases is for the program. names contains the text, for readers
+// and later changes of the service.
 func (l *DeviceList) Maps(engine *ebpf.CollectionSpec) (aliases, names *ebpf.Map, err error) {
 	inner := engine.Maps[bpf.SteerMapSteerAliases].InnerMap.Copy()
 	inner.Name = "steer_alias"
@@ -275,7 +274,7 @@ func (l *DeviceList) fill(aliases, names *ebpf.Map) error {
 	return nil
 }
 
-// FileText is a file of devices as plans show it.
+// FileText formats a devices file for plans.
 func FileText(path string, f *DeviceFile) string {
 	if f == nil {
 		return "none"

@@ -9,22 +9,21 @@ import (
 	"github.com/weir-project/weir/internal/strictyaml"
 )
 
-// A slot with generations has two rows, in turn: the one that the service names,
-// and one beside it. The next member gets the other row while the one before goes
-// on; when all its sockets are there, the service names the other row: one store,
-// for every packet after it. From then on the program gives the row before what
-// its known UDP peers send, until they are silent or its time is over, by itself.
+// A slot with generations has two rows and alternates between them. The next member gets the spare row while the
+// current one continues. When all its sockets exist, one store switches the service to the spare row, for every later
+// packet. From then on the program sends packets of known UDP peers to the previous row, until the peers fall silent or
+// the deadline passes.
 
-// Generations is what a service says of members that replace each other: the one
-// before keeps the UDP peers that it knows, and all else is the next one's.
+// Generations configures the replacement of members. The previous member keeps its known UDP peers. The next one gets
+// all other traffic.
 type Generations struct {
 	strictyaml.Pos `yaml:"-" json:"-"`
-	Idle           time.Duration `yaml:"idle" json:"idle" zero:"default"`         // silence after which a peer is new, ns
-	Deadline       time.Duration `yaml:"deadline" json:"deadline" zero:"default"` // after which the one before gets nothing, ns
-	Peers          int           `yaml:"peers" json:"peers" zero:"default"`       // UDP peers that are remembered; beyond, those silent longest go
+	Idle           time.Duration `yaml:"idle" json:"idle" zero:"default"`         // silence after which a peer counts as new, ns
+	Deadline       time.Duration `yaml:"deadline" json:"deadline" zero:"default"` // after which the previous member gets nothing, ns
+	Peers          int           `yaml:"peers" json:"peers" zero:"default"`       // remembered UDP peers; beyond, the longest silent are forgotten
 }
 
-// Defaults of generations: QUIC's usual idle timeout, and what an operator waits.
+// Defaults of generations. Idle is QUIC's usual idle timeout. Deadline is about the time an operator waits.
 const (
 	DefaultGenerationIdle     = 30 * time.Second
 	DefaultGenerationDeadline = 5 * time.Minute
@@ -63,7 +62,7 @@ func (s Service) validateGenerations(fail func(string, ...any)) {
 	}
 }
 
-// String is the option as plans show it.
+// String formats the option for plans.
 func (g *Generations) String() string {
 	if g == nil {
 		return "none"

@@ -8,12 +8,11 @@ import (
 	"github.com/weir-project/weir/internal/jhash"
 )
 
-// Hash is the hash of a source address under a seed: Jenkins' lookup3 over its
-// 16 bytes as four words in memory order, IPv4 as v4-mapped, as bpf/hash.h has
-// it for the program.
+// Hash returns the hash of a source address: Jenkins' lookup3 over its 16 bytes as four words in memory order, IPv4 as
+// v4-mapped. bpf/hash.h computes the same for the program.
 func Hash(seed uint32, a netip.Addr) uint32 {
 	return jhash.Addr(seed, a)
 }
 
-// Bucket is the bucket of a source address under a seed.
+// Bucket returns the bucket of a source address.
 func Bucket(seed uint32, a netip.Addr) int { return int(Hash(seed, a) & (Buckets - 1)) }

@@ -10,14 +10,14 @@ const (
 	MaxServices  = 1024
 	MaxSlots     = 256 // of one service
 	MaxRows      = 4096
-	MaxEndpoints = 8 // sockets that a slot requires
+	MaxEndpoints = 8 // sockets required by a slot
 	MaxExits     = 16
 )
 
-// Name of the feature: pin directory, config key, command, metric prefix.
+// Name is the feature's name: pin directory, config key, command and metric prefix.
 const Name = "steer"
 
-// Rows are how many rows of its engine's maps a service takes.
+// Rows returns the number of rows that the service needs in its engine's maps.
 func (s Service) Rows() int {
 	if s.Generations != nil {
 		return 2 * s.Slots

@@ -13,24 +13,23 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Policies beside BySource.
+// Policies besides BySource and ByQUIC.
 const (
-	ByDevice Policy = "device" // as source, but all addresses of a device are one: Options.Devices names them
+	ByDevice Policy = "device" // like source, but all addresses of a device count as one: see Options.Devices
 	ByFlow   Policy = "flow"   // addresses, ports and protocol
-	ByPacket Policy = "packet" // every CPU deals its packets out in turn
-	ByCPU    Policy = "cpu"    // the slot of the number of the receiving CPU, modulo slots
+	ByPacket Policy = "packet" // each CPU distributes its packets in turn
+	ByCPU    Policy = "cpu"    // slot = number of the receiving CPU modulo slots
 )
 
-// Policies are the policies by the number that the programs use.
-var Policies = []Policy{BySource, ByDevice, ByFlow, ByPacket, ByCPU, ByQUIC} // index: enum steer_policy
+// Policies are the policies, indexed by enum steer_policy.
+var Policies = []Policy{BySource, ByDevice, ByFlow, ByPacket, ByCPU, ByQUIC}
 
-// KeepsDevices says whether a policy keeps all traffic of a device at one slot,
-// so that a device can be moved, and be found split.
+// KeepsDevices reports whether the policy keeps all traffic of a device in one slot. Only such devices can be moved, or
+// be found split.
 func (p Policy) KeepsDevices() bool { return p == BySource || p == ByDevice }
 
-// onEmpty is the default for what an empty slot does. Who wants every protocol of
-// a router at one collector wants no other to have it; where any member will do,
-// refusing one packet in N would be silly.
+// onEmpty returns the policy's default action of an empty slot. With a collector per router, no other collector should
+// get the traffic. With other policies any member serves, so a loss of one packet in N is needless.
 func (p Policy) onEmpty() OnEmpty {
 	if p.KeepsDevices() {
 		return Reject
@@ -38,41 +37,39 @@ func (p Policy) onEmpty() OnEmpty {
 	return Next
 }
 
-// QUIC says how servers write their own number into the connection ids that they
-// choose (by: quic).
+// QUIC describes the server number in connection ids (by: quic).
 type QUIC struct {
 	Format         QUICFormat `yaml:"format" json:"format"`
 	ServerIDLength int        `yaml:"server_id_length" json:"server_id_length,omitempty"` // bytes, 1 to 4: quic-lb
 }
 
-// QUICFormat is the form of connection ids.
+// QUICFormat is the format of connection ids.
 type QUICFormat string
 
 // Formats of connection ids.
 const (
-	// QUICNginx is nginx's quic_bpf (nginx -V shows --with-http_v3_module): the
-	// first eight bytes are SO_COOKIE of the worker's socket, big endian.
+	// QUICNginx is nginx's quic_bpf (nginx -V shows --with-http_v3_module): the first eight bytes are SO_COOKIE of the
+	// worker's socket, big endian.
 	QUICNginx QUICFormat = "nginx"
-	// QUICLB is draft-ietf-quic-load-balancers in clear: after the first byte,
-	// ServerIDLength bytes are the number of the slot, big endian.
+	// QUICLB is draft-ietf-quic-load-balancers in clear: the first byte is followed by the slot number in
+	// ServerIDLength bytes, big endian.
 	QUICLB QUICFormat = "quic-lb"
 )
 
-// QUICFormats are the formats of connection ids by the number that the programs use.
-var QUICFormats = []QUICFormat{QUICNginx, QUICLB} // index: enum steer_quic
+// QUICFormats are the formats of connection ids, indexed by enum steer_quic.
+var QUICFormats = []QUICFormat{QUICNginx, QUICLB}
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (f *QUICFormat) UnmarshalText(b []byte) error {
 	return strictyaml.Choice(f, b, "format of connection ids", QUICFormats...)
 }
 
-// Weights are slots' shares of the buckets, by slot. A slot that is not named has
-// weight 1; one of weight 0 gets no bucket.
+// Weights are the slots' shares of the buckets, by slot. The default weight is 1. A slot of weight 0 gets no bucket.
 type Weights map[int]int
 
 const maxWeight = 1000
 
-// UnmarshalNode implements strictyaml.Node: {0: 2, 3: 1}.
+// UnmarshalNode implements strictyaml.Node. The form is {0: 2, 3: 1}.
 func (w *Weights) UnmarshalNode(n *yaml.Node, d *strictyaml.Decoder) error {
 	var m map[string]int
 	if err := d.Decode(n, &m); err != nil {
@@ -84,7 +81,7 @@ func (w *Weights) UnmarshalNode(n *yaml.Node, d *strictyaml.Decoder) error {
 		if err != nil {
 			return d.Errorf(n, "", "slot %q: want slot: weight, like {0: 2, 3: 1}", k)
 		}
-		if _, ok := (*w)[slot]; ok { // 1 and 01
+		if _, ok := (*w)[slot]; ok { // written as 1 and 01
 			return d.Errorf(n, "", "slot %d has two weights", slot)
 		}
 		(*w)[slot] = v
@@ -92,7 +89,7 @@ func (w *Weights) UnmarshalNode(n *yaml.Node, d *strictyaml.Decoder) error {
 	return nil
 }
 
-// String is what plans show.
+// String formats the weights for plans.
 func (w Weights) String() string {
 	if len(w) == 0 {
 		return "equal"
@@ -109,14 +106,13 @@ func (w Weights) String() string {
 	return strings.Join(out, ", ")
 }
 
-// Rate is a number of resets a second; 0 is none at all.
+// Rate is a number of resets per second; 0 disables them.
 type Rate = feature.Rate
 
-// DefaultResetRate keeps collectors from a storm of sessions that all return at
-// once: 512 routers take two minutes.
+// DefaultResetRate protects collectors from a storm of reconnects: 512 routers take two minutes.
 const DefaultResetRate Rate = 5
 
-// policyDefaults fills in what the options of policies leave out.
+// policyDefaults returns s with defaults for the omitted options of its policy.
 func (s Service) policyDefaults() Service {
 	if s.ResetRate == nil {
 		r := DefaultResetRate
@@ -138,7 +134,7 @@ func (s Service) policyDefaults() Service {
 	return s
 }
 
-// validatePolicy checks the options that go with policies.
+// validatePolicy checks the options of policies.
 func (s Service) validatePolicy(fail func(string, ...any)) {
 	switch {
 	case s.By == ByQUIC && s.Engine == EngineSkLookup:

@@ -4,24 +4,22 @@ package spec
 
 import "slices"
 
-// Assign is the table of a new service: every bucket's slot, slots differing by
-// one bucket at most.
+// Assign returns the table of a new service: a slot for each bucket. The slots' shares differ by at most one bucket.
 func Assign(slots int) []uint16 {
 	table := make([]uint16, Buckets)
 	for i := range Buckets {
-		// 2053 is odd: a permutation, so that what a slot gives away later is spread over the table.
+		// 2053 is odd, so this is a permutation: buckets that a slot loses later are spread over the table.
 		table[i*2053%Buckets] = uint16(i * slots / Buckets)
 	}
 	return table
 }
 
-// Rebalance is the table that follows from another when the number of slots or
-// their weights change: every slot gets its share of buckets, and no bucket
-// moves that need not. From n slots to n+1 that is one of n+1 buckets. A slot
-// without a weight has weight 1; one of weight 0 gets no bucket.
+// Rebalance returns the table for a changed number of slots or changed weights. Every slot gets its share of buckets,
+// and the fewest possible buckets move: from n to n+1 slots one of n+1. The default weight is 1. A slot of weight 0
+// gets no bucket.
 func Rebalance(table []uint16, slots int, weights ...int) []uint16 {
 	held := make([][]int, slots) // buckets, by slot
-	var free []int               // of slots that are gone
+	var free []int               // of removed slots
 	for _, b := range Permutation {
 		if s := int(table[b]); s < slots {
 			held[s] = append(held[s], b)
@@ -45,7 +43,7 @@ func Rebalance(table []uint16, slots int, weights ...int) []uint16 {
 	return out
 }
 
-// Permutation is the order in which Rebalance goes through the buckets.
+// Permutation is the order of the buckets in Rebalance.
 var Permutation = func() (p [Buckets]int) {
 	for i := range p {
 		p[i] = i * 2053 % Buckets
@@ -53,8 +51,8 @@ var Permutation = func() (p [Buckets]int) {
 	return p
 }()
 
-// Shares divides the buckets by weight. What the division leaves goes to slots
-// that would otherwise have to give buckets away, then to the first ones.
+// Shares divides the buckets by weight. The remainder goes first to slots that would otherwise lose buckets, then to
+// the lowest slots.
 func Shares(held [][]int, slots int, weights []int) []int {
 	weight := func(s int) int {
 		if s < len(weights) {
@@ -67,7 +65,7 @@ func Shares(held [][]int, slots int, weights []int) []int {
 		total += weight(s)
 	}
 	if total == 0 {
-		weights, total = nil, slots // nobody is to have any: all are alike then
+		weights, total = nil, slots // all weights are 0: treat the slots as equal
 	}
 	share := make([]int, slots)
 	rest := Buckets

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// heldAndMoved counts the buckets of each slot, and those that differ from before.
+// heldAndMoved returns the number of buckets per slot, and the number of buckets that differ from before.
 func heldAndMoved(t testing.TB, before, table []uint16, slots int) (held []int, moved int) {
 	t.Helper()
 	held = make([]int, slots)
@@ -32,8 +32,8 @@ func TestAssignIsBalanced(t *testing.T) {
 	}
 }
 
-// Slots come one by one and go again: always balanced, and no more moves than
-// the slot that comes or goes holds.
+// TestRebalanceMovesOneShare adds and removes slots one by one. The table is always balanced, and the moved buckets do
+// not exceed one slot's share.
 func TestRebalanceMovesOneShare(t *testing.T) {
 	table := Assign(1)
 	step := func(n int, largest int) {
@@ -75,7 +75,7 @@ func FuzzRebalance(f *testing.F) {
 		}
 		before := Assign(from)
 		held, moved := heldAndMoved(t, before, Rebalance(before, to, weights...), to)
-		must := 0 // what the slots that lose buckets lose
+		must := 0 // buckets lost by the shrinking slots
 		was, _ := heldAndMoved(t, before, before, from)
 		for s, n := range was {
 			if s >= to {

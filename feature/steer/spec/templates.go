@@ -9,13 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Templates says whether the templates of a service's exporters are remembered
-// and replayed.
+// Templates controls whether the templates of a service's exporters are remembered and replayed.
 type Templates string
 
-// When templates are kept.
+// Values of templates.
 const (
-	TemplatesAuto Templates = "auto" // at UDP ports from 1024 up: below are DNS, QUIC, syslog and such
+	TemplatesAuto Templates = "auto" // at UDP ports from 1024: lower ports carry DNS, QUIC, syslog and others
 	TemplatesOn   Templates = "true"
 	TemplatesOff  Templates = "false"
 )
@@ -27,16 +26,14 @@ func (t *Templates) UnmarshalText(b []byte) error {
 
 var _ encoding.TextUnmarshaler = (*Templates)(nil)
 
-// firstUserPort is the first that needs no privilege, and so the first that
-// flow collectors use.
+// firstUserPort is the first port that needs no privilege. Flow collectors use ports from here.
 const firstUserPort = 1024
 
-// followable says whether one exporter's messages all go to one member, so that
-// a replay reaches whoever gets its records.
+// followable reports whether all messages of an exporter go to one member. Only then a replay reaches the receiver of
+// its records.
 func (p Policy) followable() bool { return p == "" || p == BySource || p == "device" }
 
-// WantsTemplates says whether templates sent to a UDP port of the service are
-// remembered.
+// WantsTemplates reports whether templates sent to a UDP port of the service are remembered.
 func (s Service) WantsTemplates(port uint16) bool {
 	switch s.Templates {
 	case TemplatesOff:
@@ -47,7 +44,7 @@ func (s Service) WantsTemplates(port uint16) bool {
 	return port >= firstUserPort && s.By.followable()
 }
 
-// checkTemplates refuses what cannot be done; the error is without its place.
+// checkTemplates returns the problem of the templates option, or "".
 func (s Service) checkTemplates() string {
 	if s.Templates != TemplatesOn {
 		return ""
