@@ -30,12 +30,12 @@ type TierOf struct{ Name, About string }
 
 // tiers is enum guard_tier, in its order.
 var tiers = []TierOf{
-	{"reserved", "stay within what they have reserved"},
-	{"earned", "stay within what they have long shown, but could not reserve"},
-	{"above", "exceed it, but not by much"},
-	{"seen", "were seen before"},
-	{"fresh", "were never seen, or forgotten"},
-	{"heavy", "take far more than their share, or belong to a pattern that does"},
+	{"reserved", "within their reservation"},
+	{"earned", "within their usual rate, without a reservation"},
+	{"above", "slightly above their usual rate"},
+	{"seen", "seen before"},
+	{"fresh", "never seen, or forgotten"},
+	{"heavy", "far above their share, or matching such a pattern"},
 }
 
 // Tiers returns the tiers, the highest privilege first.
