@@ -286,10 +286,10 @@ func drainCommand(g *cli.Globals, back bool, c *cobra.Command) *cobra.Command {
 func steerReset(g *cli.Globals) *cobra.Command {
 	var resets resetFlags
 	c := &cobra.Command{
-		Use: "reset SERVICE", Short: "Reset misplaced TCP sessions: not at their router's slot", Args: cobra.ExactArgs(1),
-		Long: `Reset misplaced TCP sessions: another slot's member holds the session than the
-slot of its router. Changes reset them by themselves. This command is for sessions
-left in place with --rate 0.`,
+		Use: "reset SERVICE", Short: "Reset misplaced TCP sessions (not at their router's slot)", Args: cobra.ExactArgs(1),
+		Long: `Reset misplaced TCP sessions. A session is misplaced if its member does not serve
+the slot of its router. Changes reset misplaced sessions by themselves. This
+command is for sessions left in place with --rate 0.`,
 		Example: `  weir steer reset telemetry --dry-run
   weir steer reset telemetry --rate 20/s`,
 		RunE: func(cmd *cobra.Command, args []string) error {

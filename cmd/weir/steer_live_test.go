@@ -28,7 +28,7 @@ func TestMoveDrainBypass(t *testing.T) {
 	s.run(0, `.*\n  moved: 192.0.2.7 to slot `+other+`\n`, "steer", "status")
 	s.run(1, `weir: no such slot: 2: telemetry has slots 0 to 1\n`, "steer", "move", "telemetry", "--device", "192.0.2.7", "--to", "2")
 	s.run(1, `weir: cannot move: bucket 5 has not been moved\n`, "steer", "move", "telemetry", "--bucket", "5", "--back")
-	s.run(1, `weir: the change takes .*device 192.0.2.7 is served by slot 0 .*`, "steer", "move", "telemetry", "--device", "192.0.2.7", "--back")
+	s.run(1, `weir: the change would take .*device 192.0.2.7 is served by slot 0 .*`, "steer", "move", "telemetry", "--device", "192.0.2.7", "--back")
 	s.run(0, ``, "steer", "move", "telemetry", "--device", "192.0.2.7", "--back", "--allow-outage")
 	s.run(0, ``, "steer", "drain", "telemetry", "--slot", "1")
 	s.run(0, `.*  1 +empty, drained .*`, "steer", "status")
