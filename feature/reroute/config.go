@@ -169,7 +169,7 @@ func (c *Config) Validate() []error {
 		_, protected := p.protected()
 		all, taken := names[key]
 		if taken && !(all && protected) { // otherwise package protect reports it
-			errs = append(errs, p.Path.Errorf("reroute.%s: there are two paths of that name", p.Name))
+			errs = append(errs, p.Path.Errorf("reroute.%s: two paths have this name", p.Name))
 		}
 		names[key] = protected && (all || !taken)
 	}
@@ -177,7 +177,7 @@ func (c *Config) Validate() []error {
 	for i := range c.Paths {
 		p := &c.Paths[i]
 		if other, taken := frr[p.Netns]; p.FRR != "" && taken {
-			errs = append(errs, p.Path.Errorf("reroute.%s: %s is about the bfdd of this network namespace already", p.Name, other))
+			errs = append(errs, p.Path.Errorf("reroute.%s: %s configures the bfdd of this network namespace already", p.Name, other))
 		} else if p.FRR != "" {
 			frr[p.Netns] = p.Name
 		}
@@ -186,7 +186,7 @@ func (c *Config) Validate() []error {
 	for i := range c.Paths {
 		p := &c.Paths[i]
 		if p.BFD != nil && p.BFD.FRR && frr[p.Netns] == "" {
-			errs = append(errs, p.BFD.Errorf("reroute.%s.bfd: frr: nothing says where the bfdd of this network namespace is: add - {name: frr, frr: \"unix:/run/frr/bfd-dplane\"}", p.Name))
+			errs = append(errs, p.BFD.Errorf("reroute.%s.bfd: frr: the address of the bfdd of this network namespace is missing: add - {name: frr, frr: \"unix:/run/frr/bfd-dplane\"}", p.Name))
 		}
 		if p.BFD == nil || p.BFD.Observe {
 			if p.Probe == nil || p.Probe.Observe {
@@ -219,32 +219,32 @@ func (p *Path) check() (errs []error) {
 		errs = append(errs, p.Path.Errorf("reroute.%s: "+format, append([]any{p.Name}, a...)...))
 	}
 	if p.Prefix.IsValid() && len(p.Prefixes) > 0 {
-		fail("prefix and prefixes: take one of the two")
+		fail("prefix and prefixes: use one of the two")
 	}
 	if len(p.Segments) > 0 && len(p.Repairs) > 0 {
-		fail("segments and repairs: take one of the two; a repair has its own segments")
+		fail("segments and repairs: use one of the two; a repair has its own segments")
 	}
 	if p.FRR != "" {
 		return p.checkFRR()
 	}
 	if p.Probe != nil && p.BFD != nil {
-		fail("probe and bfd: take one of the two")
+		fail("probe and bfd: use one of the two")
 	}
 	_, protected := p.protected()
 	if !protected && p.Probe == nil && p.BFD == nil {
 		fail("neither a probe nor a way around: give it repairs, segments, probe, or bfd")
 	} else if !protected && (len(p.Prefixes) > 0 || p.Prefix.IsValid() || p.Shadow || p.Hold != 0) {
-		fail("prefixes, hold and shadow are about a way around: give it repairs or segments")
+		fail("prefixes, hold and shadow need repairs or segments")
 	}
 	if p.BFD != nil {
 		if !protected && !kernel.ValidName(p.Name) { // for protected paths package protect reports it
-			fail("a name of letters, digits, - and _ is wanted")
+			fail("use a name of letters, digits, - and _")
 		}
 		if !protected && (p.Device == "" || len(p.Device) > 15) {
-			fail("interface %q: say which link it is", p.Device)
+			fail("interface %q: name the link", p.Device)
 		}
 		if rest := (BFD{Pos: p.BFD.Pos, Peer: p.BFD.Peer, FRR: true}); p.BFD.FRR && *p.BFD != rest {
-			errs = append(errs, p.BFD.Errorf("reroute.%s.bfd: frr goes with peer alone: bfdd's configuration has the rest", p.Name))
+			errs = append(errs, p.BFD.Errorf("reroute.%s.bfd: frr allows peer only: bfdd's configuration has the rest", p.Name))
 		}
 		s := p.neighbour()
 		for _, err := range s.Validate() {
@@ -272,7 +272,7 @@ func (p *Path) checkFRR() (errs []error) {
 	rest.Path = protect.Path{Pos: p.Path.Pos, Name: p.Path.Name, Netns: p.Path.Netns}
 	rest.FRR = ""
 	if !reflect.DeepEqual(rest, Path{Path: rest.Path}) || !reflect.DeepEqual(p.Path, rest.Path) {
-		errs = append(errs, p.Path.Errorf("reroute.%s: frr is about all links of a bfdd: it goes with name and netns alone", p.Name))
+		errs = append(errs, p.Path.Errorf("reroute.%s: frr is for all links of a bfdd: it allows name and netns only", p.Name))
 	}
 	return errs
 }

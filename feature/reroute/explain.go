@@ -64,8 +64,8 @@ func bfdVerdict(r *kernel.Root, ns *netns.Handle, p feature.Packet) *feature.Ver
 			here := at.Inode() == ns.Inode()
 			at.Close()
 			if here {
-				return &feature.Verdict{Stage: feature.StageTC, ExplainStep: feature.ExplainStep{Step: "reroute BFD " + s.Name, Text: fmt.Sprintf("control packets of %s are the session's, which needs no socket", s.Peer)},
-					Result: "taken by BFD session " + s.Name}
+				return &feature.Verdict{Stage: feature.StageTC, ExplainStep: feature.ExplainStep{Step: "reroute BFD " + s.Name, Text: fmt.Sprintf("the session receives control packets of %s without a socket", s.Peer)},
+					Result: "received by BFD session " + s.Name}
 			}
 		}
 	}
@@ -131,11 +131,11 @@ func verdict(p protect.PathState, to, via netip.Addr) feature.Verdict {
 	link := fmt.Sprintf("link %s may not be used (%s)", p.Device, strings.Join(whyDown(p), ", "))
 	switch {
 	case !p.Attached:
-		v.Text, v.Warning = fmt.Sprintf("weir's program is not attached to %s: the packet takes the link, whatever its state", p.Device), true
+		v.Text, v.Warning = fmt.Sprintf("weir's program is not attached to %s: the packet takes the link even if it is down", p.Device), true
 	case !p.Down:
 		v.Text = fmt.Sprintf("link %s is used", p.Device)
 	case slices.Contains(p.Unresolved, via):
-		v.Text, v.Warning = fmt.Sprintf("%s, and no link address is known of %s: the packet waits for it in the kernel and is not rerouted: run weir serve", link, via), true
+		v.Text, v.Warning = fmt.Sprintf("%s, and no link address of %s is known: the packet waits in the kernel and is not rerouted: run weir serve", link, via), true
 		v.Result = fmt.Sprintf("dropped: the gateway %s does not answer", via)
 	case slices.Contains(p.Dropped, version):
 		v.Text, v.Warning = fmt.Sprintf("%s, and no way is left for %s packets: %s", link, version, p.Remedy), true

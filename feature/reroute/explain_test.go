@@ -87,7 +87,7 @@ func TestExplainUnresolved(t *testing.T) {
 	to, gateway := netip.MustParseAddr("2001:db8::7"), netip.MustParseAddr("fd00:12::2")
 	p := protect.PathState{Name: "core", Device: "eth1", Attached: true, Down: true, Carrier: true, Unresolved: []netip.Addr{gateway},
 		Repairs: []protect.RepairState{{Device: "eth2", IPv6: true, Via: netip.MustParseAddr("fd00:13::3")}}}
-	if v := verdict(p, to, gateway); !strings.Contains(v.Text, "no link address is known of fd00:12::2") || v.Result != "dropped: the gateway fd00:12::2 does not answer" || !v.Warning {
+	if v := verdict(p, to, gateway); !strings.Contains(v.Text, "no link address of fd00:12::2 is known") || v.Result != "dropped: the gateway fd00:12::2 does not answer" || !v.Warning {
 		t.Errorf("%+v", v)
 	}
 	if v := verdict(p, to, netip.MustParseAddr("fd00:12::3")); !strings.Contains(v.Text, "rerouted by eth2") {
@@ -102,7 +102,7 @@ func TestExplainBFD(t *testing.T) {
 		t.Skip("need: kernel", err)
 	}
 	w.apply(fmt.Sprintf("reroute: [{name: there, netns: %s, interface: r12, bfd: {peer: \"fd00:12::2\"}}]", w.name[w.r1]))
-	for from, want := range map[string]string{"[fd00:12::2]:49152": "taken by BFD session there", "[fd00:12::3]:49152": ""} {
+	for from, want := range map[string]string{"[fd00:12::2]:49152": "received by BFD session there", "[fd00:12::3]:49152": ""} {
 		p, err := feature.ParsePacket("udp", from, "[fd00:12::1]:3784")
 		if err != nil {
 			t.Fatal(err)

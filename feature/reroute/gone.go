@@ -17,7 +17,7 @@ import (
 )
 
 // goneRemedy is the remedy for a deleted namespace.
-const goneRemedy = "run weir serve, or weir apply: both remove its rest"
+const goneRemedy = "run weir serve, or weir apply: both remove the rest"
 
 // removeGone removes the pins of deleted namespaces and logs this.
 func removeGone(ctx context.Context, r *kernel.Root, log feature.Logger) error {

@@ -126,7 +126,7 @@ func TestKeepsRoutesOfFRR(t *testing.T) {
 		t.Fatal("isisd has a route still")
 	}
 	eventually("packets arrive without a route", func() bool { return arrives(t, a.NS, frrtest.Loopback(0), to) })
-	eventually("the log says so", func() bool { return log.Has("routes went with their link", "interface=b0", "protocol=isis") })
+	eventually("the log says so", func() bool { return log.Has("routes lost with their link", "interface=b0", "protocol=isis") })
 	if got := gauge(t, w, "weir_reroute_routes", "lost"); got == 0 {
 		t.Error("the metric knows no lost route")
 	}

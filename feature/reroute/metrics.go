@@ -33,34 +33,34 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 
 var (
 	upDesc       = desc("up", "Whether all pins could be read.")
-	downDesc     = desc("link_down", "Whether a path's link may not be used, and why.", "path", "netns", "interface", "reason")
-	packetsDesc  = desc("packets_total", "Packets of a path by what became of them while its link was not to be used; trains of segments count once. rerouted; shadow: would have been. Stayed on the link: stayed_exempt (of the link itself), stayed_no_repair (for their version of IP). too_big: for the way, the sender is told, or they go in fragments. Dropped: dropped_no_way_left, dropped_too_big (also after that), dropped_kernel (it could not put the outer headers before them).", "path", "netns", "fate")
-	bytesDesc    = desc("bytes_total", "Bytes of packets that went another way, from the IP header on, before they grew.", "path", "netns")
-	routesDesc   = desc("routes", "Destinations by what becomes of them with a path's interface: alone (no route leads over another), carrier (gone with its carrier), kept (of these, rerouted all the same by weir serve), lost (kept ones that have no other route now).", "path", "netns", "interface", "fate")
-	learntDesc   = desc("learnt_bytes", "Largest packet, with outer headers, that a link on a repair's way takes, as its router told; absent where the repair takes what its own interface does.", "path", "netns", "repair")
-	dropsDesc    = desc("dropping", "Whether packets of a path have no way left and are dropped: its link and all ways around it may not be used. Those dropped are packets_total with fate dropped_no_way_left.", "path", "netns", "interface", "version")
-	problemDesc  = desc("problem", "Whether something keeps a path or a session from its work.", "path", "netns")
-	phaseDesc    = desc("session_up", "Whether a session has found its link to work.", "session", "netns", "interface")
-	wayDesc      = desc("session_direction_up", "Whether one way of the link works; absent while nobody knows.", "session", "netns", "direction")
-	flapsDesc    = desc("session_flaps_total", "How often a session was down.", "session", "netns")
-	grantedDesc  = desc("session_granted_total", "Verdicts that a stall of this host put off.", "session", "netns", "judge")
+	downDesc     = desc("link_down", "Whether the path's link may not be used, by reason.", "path", "netns", "interface", "reason")
+	packetsDesc  = desc("packets_total", "Packets of a path while its link was down, by fate; a GSO train counts once. rerouted; shadow: would have been rerouted. Stayed on the link: stayed_exempt (belongs to the link), stayed_no_repair (no repair for the IP version). too_big: over the repair's MTU, fragmented or answered with Packet Too Big. Dropped: dropped_no_way_left, dropped_too_big (even then), dropped_kernel (the kernel could not add the outer headers).", "path", "netns", "fate")
+	bytesDesc    = desc("bytes_total", "Bytes of rerouted packets, from the IP header on, without added headers.", "path", "netns")
+	routesDesc   = desc("routes", "Destinations routed over a path's interface, by fate: alone (no route over another interface), carrier (lost with the carrier), kept (of these, still rerouted by weir serve), lost (kept, without any other route now).", "path", "netns", "interface", "fate")
+	learntDesc   = desc("learnt_bytes", "Largest packet of a repair, with outer headers, as reported by a router on its way; absent if the size of its own interface applies.", "path", "netns", "repair")
+	dropsDesc    = desc("dropping", "Whether packets of a path are dropped because its link and all its repairs are down. packets_total with fate dropped_no_way_left counts them.", "path", "netns", "interface", "version")
+	problemDesc  = desc("problem", "Whether a path or a session has a problem.", "path", "netns")
+	phaseDesc    = desc("session_up", "Whether a session has found its link up.", "session", "netns", "interface")
+	wayDesc      = desc("session_direction_up", "Whether a direction of the link works; absent while unknown.", "session", "netns", "direction")
+	flapsDesc    = desc("session_flaps_total", "Times a session went down.", "session", "netns")
+	grantedDesc  = desc("session_granted_total", "Verdicts delayed by a stall of this host.", "session", "netns", "judge")
 	sentDesc     = desc("probes_sent_total", "Probes sent; wraps around at 2^32.", "session", "netns")
-	answeredDesc = desc("probes_answered_total", "Probes of ours that were answered; wraps around at 2^32.", "session", "netns")
-	heardDesc    = desc("probes_heard_total", "Probes of the peer; wraps around at 2^32.", "session", "netns")
-	lostDesc     = desc("probes_lost_total", "Probes and answers that did not arrive, by the way that lost them.", "session", "netns", "direction")
-	rttDesc      = desc("rtt_seconds", "How long answers take, since the session began.", "session", "netns", "quantile")
-	jitterDesc   = desc("jitter_seconds", "Jitter of round trips (RFC 3550, 6.4.1).", "session", "netns")
-	refusedDesc  = desc("probes_refused_total", "Packets that looked like probes and changed nothing, by reason; of no session: session is empty.", "session", "netns", "reason")
-	stallsDesc   = desc("stalls_total", "Ticks of a loop that were more than 1.5 ms late: its CPU did not run.", "netns", "cpu")
-	longestDesc  = desc("stall_longest_seconds", "The longest of them.", "netns", "cpu")
-	spentDesc    = desc("tick_seconds_total", "Time that a loop's ticks took.", "netns", "cpu")
+	answeredDesc = desc("probes_answered_total", "Answered probes; wraps around at 2^32.", "session", "netns")
+	heardDesc    = desc("probes_heard_total", "Received probes of the peer; wraps around at 2^32.", "session", "netns")
+	lostDesc     = desc("probes_lost_total", "Lost probes and answers, by direction.", "session", "netns", "direction")
+	rttDesc      = desc("rtt_seconds", "Round-trip time of probes since the start of the session.", "session", "netns", "quantile")
+	jitterDesc   = desc("jitter_seconds", "Jitter of round trips (RFC 3550 section 6.4.1).", "session", "netns")
+	refusedDesc  = desc("probes_refused_total", "Rejected packets in the form of probes, by reason; session is empty for unknown sources.", "session", "netns", "reason")
+	stallsDesc   = desc("stalls_total", "Ticks of a timer loop more than 1.5 ms late, because its CPU stalled.", "netns", "cpu")
+	longestDesc  = desc("stall_longest_seconds", "Longest stall of a timer loop's CPU.", "netns", "cpu")
+	spentDesc    = desc("tick_seconds_total", "CPU time of a timer loop's ticks.", "netns", "cpu")
 	bfdUpDesc    = desc("bfd_up", "Whether a BFD session is up.", "session", "netns", "interface")
-	unjudgedDesc = desc("link_unjudged", "Whether nobody judges a path's link: a session of FRR's bfdd is to, and there is none.", "path", "netns", "interface")
-	bfdDownsDesc = desc("bfd_downs_total", "How often a BFD session that was up was not any more.", "session", "netns")
-	bfdDesc      = desc("bfd_packets_total", "Control packets of a BFD session: in, out, and those that came and changed nothing, by why.", "session", "netns", "fate")
-	bfdEchoDesc  = desc("bfd_echo_packets_total", "Echo packets of a BFD session: sent, returned, and those that claimed to be its own.", "session", "netns", "fate")
-	bfdEchoBad   = desc("bfd_echo_failed", "Whether echo packets of a BFD session came back once, and do not any more.", "session", "netns")
-	bfdTimeDesc  = desc("bfd_detection_seconds", "How long nothing may come from the neighbour.", "session", "netns")
+	unjudgedDesc = desc("link_unjudged", "Whether a path's link has no judge, because its session of FRR's bfdd does not exist.", "path", "netns", "interface")
+	bfdDownsDesc = desc("bfd_downs_total", "Times a BFD session left the state up.", "session", "netns")
+	bfdDesc      = desc("bfd_packets_total", "Control packets of a BFD session, by fate: in, out, or the reason of a rejection.", "session", "netns", "fate")
+	bfdEchoDesc  = desc("bfd_echo_packets_total", "Echo packets of a BFD session: sent, returned, or refused for a wrong identification.", "session", "netns", "fate")
+	bfdEchoBad   = desc("bfd_echo_failed", "Whether echo packets of a BFD session do not return any more.", "session", "netns")
+	bfdTimeDesc  = desc("bfd_detection_seconds", "Detection time: longest accepted silence of the neighbour.", "session", "netns")
 	allDescs     = []*prometheus.Desc{upDesc, downDesc, packetsDesc, bytesDesc, routesDesc, learntDesc, dropsDesc, problemDesc, phaseDesc, wayDesc, flapsDesc, grantedDesc, sentDesc, answeredDesc, heardDesc, lostDesc, rttDesc, jitterDesc, refusedDesc, stallsDesc, longestDesc, spentDesc, bfdUpDesc, unjudgedDesc, bfdDownsDesc, bfdDesc, bfdTimeDesc, bfdEchoDesc, bfdEchoBad}
 )
 
@@ -215,13 +215,13 @@ func (st State) findings() (out []feature.Finding) {
 		}
 		remedy := sessionRemedy(s.Gone)
 		if s.Unjudged {
-			remedy = fmt.Sprintf("run weir serve, start bfdd with --dplaneaddr %s, and let vtysh show bfd peers have %s", s.FRR, s.Peer)
+			remedy = fmt.Sprintf("run weir serve, start bfdd with --dplaneaddr %s, and configure its peer %s (vtysh show bfd peers)", s.FRR, s.Peer)
 		}
 		out = append(out, feature.Finding{Object: "BFD session " + s.Name, Text: s.Problem, Remedy: remedy, Fails: !s.Gone && !s.Unjudged})
 	}
 	for _, l := range st.TimerLoops {
 		if l.Silent > silentLoop {
-			out = append(out, feature.Failure("tick source", fmt.Sprintf("the loop of CPU %d has not beaten for more than %s", l.CPU, silentLoop),
+			out = append(out, feature.Failure("tick source", fmt.Sprintf("the timer loop of CPU %d has not ticked for more than %s", l.CPU, silentLoop),
 				"run weir serve: it puts a packet back into the loop"))
 		}
 	}
@@ -253,7 +253,7 @@ func keyless(all []peers.SessionState) []feature.Finding {
 	if len(names) == 0 {
 		return nil
 	}
-	return []feature.Finding{{Object: "BFD without a key", Text: strings.Join(names, ", ") + ": before the neighbor's daemon has its port, a user of its host can take it and speak for it",
+	return []feature.Finding{{Object: "BFD without a key", Text: strings.Join(names, ", ") + ": before the neighbor's daemon opens its port, another user of its host can take the port and impersonate it",
 		Remedy: "give bfd a key_file at both ends; without one keep other users off the neighbor's host"}}
 }
 
@@ -270,14 +270,14 @@ func problemRemedy(problem string) (text, remedy string) {
 			return text, last
 		}
 	}
-	return problem, "weir serve puts it in force once that has changed; else change the path in the file, then weir apply"
+	return problem, "weir serve applies it once this has changed; else change the path in the file, then weir apply"
 }
 
 func sessionRemedy(gone bool) string {
 	if gone {
 		return goneRemedy
 	}
-	return "run weir serve: it begins once that has changed"
+	return "run weir serve: it starts the session once this has changed"
 }
 
 // droppedPackets reports a path without any way left.
@@ -285,7 +285,7 @@ func droppedPackets(p protect.PathState) []feature.Finding {
 	if len(p.Dropped) == 0 {
 		return nil
 	}
-	return []feature.Finding{feature.Failure("path "+p.Name, fmt.Sprintf("%s packets by %s are dropped, no way is left: the link (%s) and all ways around it may not be used", strings.Join(p.Dropped, " and "), p.Device, strings.Join(whyDown(p), ", ")),
+	return []feature.Finding{feature.Failure("path "+p.Name, fmt.Sprintf("%s packets by %s are dropped, no way left: the link (%s) and all its repairs are down", strings.Join(p.Dropped, " and "), p.Device, strings.Join(whyDown(p), ", ")),
 		p.Remedy)}
 }
 
@@ -293,11 +293,11 @@ func droppedPackets(p protect.PathState) []feature.Finding {
 func learntSizes(p protect.PathState) (out []feature.Finding) {
 	for i, r := range p.Repairs {
 		if r.Learnt && r.Fits <= protect.LeastMTU {
-			out = append(out, feature.Finding{Object: "path " + p.Name, Text: fmt.Sprintf("a link on the way of repair %d takes %d bytes or less: IPv6 needs as much with the outer headers, and more is lost there", i+1, r.MTU),
-				Remedy: "give that link a larger MTU"})
+			out = append(out, feature.Finding{Object: "path " + p.Name, Text: fmt.Sprintf("a link on the way of repair %d has an MTU of %d bytes or less: IPv6 needs that with the outer headers, and larger packets are lost there", i+1, r.MTU),
+				Remedy: "give the link a larger MTU"})
 		} else if r.Learnt {
-			out = append(out, feature.Finding{Object: "path " + p.Name, Text: fmt.Sprintf("a link on the way of repair %d takes %d bytes at most, less than %s", i+1, r.MTU, r.Device),
-				Remedy: fmt.Sprintf("give the repair mtu: %d, or that link a larger one: each time the size is learnt anew a packet is lost", r.MTU)})
+			out = append(out, feature.Finding{Object: "path " + p.Name, Text: fmt.Sprintf("a link on the way of repair %d has an MTU of %d bytes, less than %s", i+1, r.MTU, r.Device),
+				Remedy: fmt.Sprintf("give the repair mtu: %d, or the link a larger one: each time the size is learnt a packet is lost", r.MTU)})
 		}
 	}
 	return out

@@ -29,11 +29,11 @@ func TestLearntSizeIsTold(t *testing.T) {
 		t.Errorf("the metrics are %q", sizes)
 	}
 	found := learntSizes(p)
-	if len(found) != 1 || found[0].Text != "a link on the way of repair 2 takes 1400 bytes at most, less than eth2" {
+	if len(found) != 1 || found[0].Text != "a link on the way of repair 2 has an MTU of 1400 bytes, less than eth2" {
 		t.Errorf("findings: %+v", found)
 	}
 	p.Repairs[1].MTU, p.Repairs[1].Fits = 1344, 1280
-	if found := learntSizes(p); len(found) != 1 || found[0].Remedy != "give that link a larger MTU" {
+	if found := learntSizes(p); len(found) != 1 || found[0].Remedy != "give the link a larger MTU" {
 		t.Errorf("findings of a link that takes less than IPv6 needs: %+v", found)
 	}
 }
@@ -54,8 +54,8 @@ reroute:
 	}
 	for _, want := range []feature.Finding{
 		{Object: "path there", Text: "repair 1: this host has no global IPv6 address for outer headers", Remedy: "say source in the file, then weir apply", Fails: true},
-		{Object: "path absent", Text: "there is no interface nil0: until it comes nothing is rerouted", Remedy: "weir serve puts it in force once that has changed; else change the path in the file, then weir apply", Fails: true},
-		{Object: "path degraded", Text: "repair 2: there is no interface nil0: until it comes nothing is rerouted", Remedy: "weir serve puts it in force once that has changed; else change the path in the file, then weir apply"},
+		{Object: "path absent", Text: "there is no interface nil0: nothing is rerouted until it exists", Remedy: "weir serve applies it once this has changed; else change the path in the file, then weir apply", Fails: true},
+		{Object: "path degraded", Text: "repair 2: there is no interface nil0: nothing is rerouted until it exists", Remedy: "weir serve applies it once this has changed; else change the path in the file, then weir apply"},
 	} {
 		if !slices.Contains(found, want) {
 			t.Errorf("no %+v in %+v", want, found)
@@ -65,7 +65,7 @@ reroute:
 
 // A missing repair, and a link bfdd does not judge, are warnings. A path without a repair in force is a failure.
 func TestDegradedIsNoFailure(t *testing.T) {
-	const absent = "repair 2: there is no interface wg0: until it comes nothing is rerouted"
+	const absent = "repair 2: there is no interface wg0: nothing is rerouted until it exists"
 	path := func(inForce bool) []protect.PathState {
 		return []protect.PathState{{Name: "core", Device: "eth1", Attached: true, InForce: inForce, Problems: []string{absent}}}
 	}
@@ -76,7 +76,7 @@ func TestDegradedIsNoFailure(t *testing.T) {
 		"another repair in force":  {State{Paths: path(true)}, false},
 		"no other repair in force": {State{Paths: path(false)}, true},
 		"nobody judges":            {State{BFD: []peers.SessionState{{Name: "core", Unjudged: true, Problem: "nobody judges link eth1"}}}, false},
-		"no device":                {State{BFD: []peers.SessionState{{Name: "core", Problem: "device eth1 is not there"}}}, true},
+		"no device":                {State{BFD: []peers.SessionState{{Name: "core", Problem: "there is no device eth1"}}}, true},
 	} {
 		if found := x.st.findings(); len(found) != 1 || found[0].Fails != x.fails || len(x.st.Failures()) > 0 != x.fails {
 			t.Errorf("%s: %+v", name, found)

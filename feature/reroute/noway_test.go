@@ -67,11 +67,11 @@ reroute:
 			t.Errorf("path %s drops %q, want %q", path, got, want)
 		}
 		found := droppedPackets(p)
-		if len(found) != 1 || !strings.Contains(found[0].Text, "no way is left: the link (drained)") || !strings.Contains(found[0].Remedy, "weir reroute undrain") {
+		if len(found) != 1 || !strings.Contains(found[0].Text, "no way left: the link (drained)") || !strings.Contains(found[0].Remedy, "weir reroute undrain") {
 			t.Errorf("doctor says %+v", found)
 		}
 		w.eventually("the log tells it", func() bool {
-			return said.Has(`level=WARN msg="packets are dropped, no way is left`, "path="+path+" ", want)
+			return said.Has(`level=WARN msg="packets dropped, no way left`, "path="+path+" ", want)
 		})
 	}
 	var metric []string

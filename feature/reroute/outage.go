@@ -102,9 +102,9 @@ func lacking(ref, name string) (text string) {
 		if l, err := netlink.LinkByName(name); errors.As(err, &netlink.LinkNotFoundError{}) {
 			text = fmt.Sprintf("there is no interface %s in %s", name, ns)
 		} else if err == nil && l.Attrs().Name != name {
-			text = fmt.Sprintf("%s is an alternative name of interface %s, and paths go by the latter", name, l.Attrs().Name)
+			text = fmt.Sprintf("%s is an alternative name of interface %s, and paths need the latter", name, l.Attrs().Name)
 		} else if err == nil && l.Attrs().EncapType != "ether" {
-			text = fmt.Sprintf("packets of %s have no Ethernet header, which a protected interface needs", name)
+			text = fmt.Sprintf("packets of %s have no Ethernet header, but protection needs one", name)
 		}
 		return nil
 	})
@@ -112,7 +112,7 @@ func lacking(ref, name string) (text string) {
 }
 
 func addOutage(plan *feature.Plan, p protect.PathState, change string) {
-	plan.Outage("reroute of path %s: interface %s in %s is down (%s) and its packets are rerouted: %s, and they are sent to the link again",
+	plan.Outage("reroute of path %s: interface %s in %s is down (%s) and its packets are rerouted: %s, so they are sent to the link again",
 		p.Name, p.Device, p.Netns, strings.Join(whyDown(p), ", "), change)
 }
 
@@ -180,7 +180,7 @@ func unjudged(p protect.PathState, have State, want Config, ns namespacesByRef) 
 		if slices.ContainsFunc(want.Paths, func(w Path) bool { return same(w, s.Name) && w.Probe != nil && !w.Probe.Observe }) {
 			return ""
 		}
-		gone = "session " + s.Name + ", which found it down, is removed or only observes"
+		gone = "session " + s.Name + ", the one with the down verdict, is removed or only observes"
 	}
 	for _, s := range have.BFD {
 		if s.Device != p.Device || s.Netns != p.Netns || s.Unjudged || s.State == bfd.Up && (s.Echo == nil || !s.Echo.Failed) {
@@ -191,7 +191,7 @@ func unjudged(p protect.PathState, have State, want Config, ns namespacesByRef) 
 		}) {
 			return ""
 		}
-		gone = "BFD session " + s.Name + ", which found it down, is removed, has another peer, or only observes"
+		gone = "BFD session " + s.Name + ", the one with the down verdict, is removed, has another peer, or only observes"
 	}
 	return gone
 }

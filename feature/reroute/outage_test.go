@@ -103,7 +103,7 @@ func TestOutages(t *testing.T) {
 	}
 	ends := strings.SplitAfter(text, "  - name: back")
 	without := regexp.MustCompile(`(?m)^ *probe: .*$`)
-	there := `(?s)^reroute of path there: interface r12 in \S+ is down \(%s\) and its packets are rerouted: %s, and they are sent to the link again$`
+	there := `(?s)^reroute of path there: interface r12 in \S+ is down \(%s\) and its packets are rerouted: %s, so they are sent to the link again$`
 	check := func(why string, changes map[string][2]string) {
 		t.Helper()
 		for name, c := range changes {
@@ -122,7 +122,7 @@ func TestOutages(t *testing.T) {
 		t.Errorf("of everything: %s", got)
 	}
 	none := "no path of the link is left"
-	session := "session there, which found it down, is removed or only observes"
+	session := "session there, the one with the down verdict, is removed or only observes"
 	check("not answered", map[string][2]string{
 		"the same":           {text, ""},
 		"another name":       {strings.Replace(text, "name: there", "name: other", 1), session},

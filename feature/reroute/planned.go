@@ -21,7 +21,7 @@ import (
 const plannedName = "plan-"
 
 // errNothingPlanned reports a plan without an installable path.
-var errNothingPlanned = errors.New("the plan has nothing that can be installed")
+var errNothingPlanned = errors.New("the plan has nothing to install")
 
 // way is a repair of an interface.
 type way struct {
@@ -64,9 +64,9 @@ func Planned(a *plan.Answer) (paths []protect.Path, notes []string, err error) {
 		case len(row.Segments) > 0 && len(row.SIDs) == 0:
 			why = "the topology has no SIDs: give them beside it (weir reroute plan --sids FILE)"
 		case row.Interface == "":
-			why = "the topology does not say by which interface: " + row.Out
+			why = "the topology does not name the interface: " + row.Out
 		case len(row.SIDs) == 0 && !row.NextHop.IsValid():
-			why = "the topology does not say the address of " + row.FirstHop
+			why = "the topology does not name the address of " + row.FirstHop
 		}
 		if why != "" {
 			g.note("%s without %s: %s", row.Destination, row.Failure, why)
@@ -97,7 +97,7 @@ func repairedPrefixes(a *plan.Answer, row plan.RepairRow) (out []netip.Prefix, w
 		}
 	}
 	if len(out) == 0 {
-		return nil, "what it announces is at this router itself, or at one that is nearer"
+		return nil, "its prefixes are at this router, or at a nearer one"
 	}
 	return out, ""
 }
@@ -112,10 +112,10 @@ func (g *planning) add(a *plan.Answer, row plan.RepairRow, prefixes []netip.Pref
 		device := n.Links[l].Interface
 		switch device {
 		case "":
-			g.note("%s without %s: the topology does not say by which interface: %s", row.Destination, row.Failure, n.LinkName(l))
+			g.note("%s without %s: the topology does not name the interface: %s", row.Destination, row.Failure, n.LinkName(l))
 			continue
 		case row.Interface:
-			g.note("%s without %s: the way around leaves by %s as well, and an interface is protected as a whole", row.Destination, row.Failure, device)
+			g.note("%s without %s: the repair leaves by %s too, and an interface is protected as a whole", row.Destination, row.Failure, device)
 			continue
 		}
 		w := way{device, row.Interface, row.NextHop, fmt.Sprint(row.SIDs, row.SIDs4)}
@@ -129,7 +129,7 @@ func (g *planning) add(a *plan.Answer, row plan.RepairRow, prefixes []netip.Pref
 			case p.Addr().Is4() && len(row.SIDs) > 0 && len(row.SIDs4) == 0:
 				g.note("%s of %s without %s: IPv4 packets have no way around: %s", p, row.Destination, row.Failure, row.Problem4)
 			case !a.Planner.Carries(row.Plan, row.Repair, p):
-				g.note("%s of %s without %s: another router announces it, too, to which it would be sent on the way around", p, row.Destination, row.Failure)
+				g.note("%s of %s without %s: the repair would send packets to another router announcing it", p, row.Destination, row.Failure)
 			case !slices.Contains(g.ways[b], w):
 				g.ways[b] = append(g.ways[b], w)
 				g.to[b] = append(g.to[b], row.Destination)
@@ -147,7 +147,7 @@ func (g *planning) done() (out []protect.Path) {
 		p.Prefixes = slices.DeleteFunc(p.Prefixes, func(x netip.Prefix) bool {
 			b := behind{w.device, x}
 			if len(g.ways[b]) > 1 {
-				g.note("%s behind %s: packets for it go to several routers alike, whose ways around differ: %s", x, w.device, strings.Join(g.to[b], ", "))
+				g.note("%s behind %s: packets for it go to several routers with different repairs: %s", x, w.device, strings.Join(g.to[b], ", "))
 			}
 			return len(g.ways[b]) > 1
 		})

@@ -66,7 +66,7 @@ func TestPlannedYAML(t *testing.T) {
 		t.Errorf("notes %q", notes)
 	}
 	_, _, err = Planned(planOf(t, strings.ReplaceAll(triangle, "interface: r12,", ""), "r1"))
-	if !errors.Is(err, errNothingPlanned) || !strings.Contains(err.Error(), "by which interface") {
+	if !errors.Is(err, errNothingPlanned) || !strings.Contains(err.Error(), "name the interface") {
 		t.Errorf("without an interface: %v", err)
 	}
 }

@@ -80,7 +80,7 @@ func TestPlannedAnycast(t *testing.T) {
 		"b is nearer":               {append(announce("2", "10"), announce("3", "11")...), "plan-lan-1", ""},
 		"amsterdam is nearer":       {append(announce("2", "12"), announce("3", "11")...), "plan-lan-2", ""},
 		"of one way":                {append(announce("2", "10"), announce("4", "10")...), "plan-lan-1", ""},
-		"of two ways":               {append(announce("2", "10"), announce("3", "10")...), "", "fd00:bb::/64 behind lan: packets for it go to several routers alike, whose ways around differ: "},
+		"of two ways":               {append(announce("2", "10"), announce("3", "10")...), "", "fd00:bb::/64 behind lan: packets for it go to several routers with different repairs: "},
 		"the router's own":          {append(announce("1", "10"), announce("3", "1")...), "", ""},
 		"far away, and one nearest": {slices.Concat(announce("2", "90"), announce("3", "90"), announce("4", "80")), "plan-lan-1", ""},
 	} {
@@ -130,7 +130,7 @@ links:
 		t.Errorf("%v, %v", paths, err)
 	}
 	if !slices.ContainsFunc(notes, func(s string) bool {
-		return strings.Contains(s, "d without node b: the way around leaves by eth0 as well")
+		return strings.Contains(s, "d without node b: the repair leaves by eth0 too")
 	}) {
 		t.Errorf("notes %q", notes)
 	}

@@ -20,11 +20,11 @@ func tell(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 		say, msg := log.Info, "link is up"
 		switch {
 		case e.Phase == liveness.Down && e.Ended:
-			say, msg = log.Warn, "the other end has ended its session: the link was found down before and stays down until probes are answered again"
+			say, msg = log.Warn, "peer ended its session: the link was found down before and stays down until probes are answered"
 		case e.Phase == liveness.Down:
 			say, msg = log.Warn, "link is down"
 		case e.Phase == liveness.Init:
-			msg = "the other end has ended its session: the link is used, unprobed"
+			msg = "peer ended its session: the link is used, unprobed"
 		}
 		args := []any{"session", e.Session.Name, "interface", e.Session.Device}
 		if e.Netns != "" {
@@ -49,7 +49,7 @@ const late = time.Second
 
 func reason(e liveness.SessionEvent) string {
 	if e.ByPeer {
-		return "the other end's probes are missing"
+		return "the peer's probes are missing"
 	}
 	return "answers to probes are missing"
 }
@@ -73,7 +73,7 @@ func affected(ctx context.Context, r *kernel.Root, e liveness.SessionEvent) stri
 func effect(p protect.PathState, e liveness.SessionEvent) string {
 	switch {
 	case e.Session.Observe:
-		return "as before, for the session only observes"
+		return "unchanged, because the session only observes"
 	case e.Phase == liveness.Down && len(p.Dropped) > 0:
 		return "dropped, no way left"
 	case len(p.Dropped) > 0:

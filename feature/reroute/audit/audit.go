@@ -108,7 +108,7 @@ func Topology(v Vtysh) (*topo.Network, error) {
 // Run audits the router of this network namespace. paths are weir's paths.
 func Run(v Vtysh, n *topo.Network, o plan.Options, paths []protect.PathState) (*Report, error) {
 	if n.Self == "" {
-		return nil, errors.New("the topology does not say which router this is: let isisd's database be read")
+		return nil, errors.New("the topology does not name this router: read isisd's database")
 	}
 	text, err := v("show isis route backup")
 	if err != nil {

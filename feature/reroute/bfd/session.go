@@ -28,17 +28,17 @@ type Config struct {
 func (c Config) Validate() error {
 	switch {
 	case c.Discriminator == 0:
-		return errors.New("discriminator 0: take another")
+		return errors.New("discriminator 0: use another")
 	case c.Multiplier == 0:
-		return errors.New("detection multiplier 0: take 1 or more, 3 in general")
+		return errors.New("detection multiplier 0: use 1 or more, 3 in general")
 	}
 	for name, d := range map[string]time.Duration{"transmit": c.DesiredTx, "receive": c.RequiredRx, "echo receive": c.EchoRx} {
 		if d < 0 || d%time.Microsecond != 0 || d.Microseconds() != int64(micros(d)) {
-			return fmt.Errorf("%s interval %s: take whole microseconds, up to %d", name, d, uint32(1<<32-1))
+			return fmt.Errorf("%s interval %s: use whole microseconds, up to %d", name, d, uint32(1<<32-1))
 		}
 	}
 	if c.DesiredTx == 0 {
-		return errors.New("transmit interval 0: take some milliseconds")
+		return errors.New("transmit interval 0: use some milliseconds")
 	}
 	return nil
 }

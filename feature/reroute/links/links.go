@@ -68,7 +68,7 @@ const stride = 8
 func ClearProbe(m *ebpf.Map, ifindex int) error {
 	b, err := unix.Mmap(m.FD(), 0, Slots*stride, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return fmt.Errorf("mapping the words of links: %w", err)
+		return fmt.Errorf("mapping the link states: %w", err)
 	}
 	b[Slot(ifindex)*stride] = 0
 	return unix.Munmap(b)

@@ -41,13 +41,13 @@ func (l *WaysLeft) Remedy() string {
 	}
 	var out []string
 	if l.Reasons&Probe != 0 {
-		out = append(out, "see whether a firewall at either end drops BFD (udp/3784, udp/3785) or probes: where the links do work, weir apply --allow-outage of a file without their bfd and probe uses them again")
+		out = append(out, "check for a firewall at either end dropping BFD (udp/3784, udp/3785) or probes: if the links work, weir apply --allow-outage of a file without their bfd and probe puts them back into use")
 	}
 	if l.Reasons&Drain != 0 {
-		out = append(out, "weir reroute undrain lets drained links be used")
+		out = append(out, "weir reroute undrain puts drained links back into use")
 	}
 	if l.Reasons&Carrier != 0 {
-		out = append(out, "links without a carrier need a cable, or ip link set up")
+		out = append(out, "connect the cable of links without a carrier, or use ip link set up")
 	}
 	return strings.Join(out, "; ")
 }

@@ -24,7 +24,7 @@ type Words []byte
 func MapWords(m *ebpf.Map) (Words, error) {
 	memory, err := unix.Mmap(m.FD(), 0, Slots*StateSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return nil, fmt.Errorf("mapping the words of links: %w", err)
+		return nil, fmt.Errorf("mapping the link states: %w", err)
 	}
 	return Words(memory), nil
 }

@@ -104,7 +104,7 @@ func (c Config) Validate() []error {
 		errs = append(errs, fmt.Errorf("cpus: %d of them: a tick source has at most %d loops", len(c.CPUs), maxLoops))
 	}
 	if c.Tick != 0 && (c.Tick < minTick || c.Tick > maxTick) {
-		errs = append(errs, fmt.Errorf("tick %s: it can be %s to %s", c.Tick, minTick, maxTick))
+		errs = append(errs, fmt.Errorf("tick %s: use %s to %s", c.Tick, minTick, maxTick))
 	}
 	names, ids, tellers := map[string]bool{}, map[uint32]string{}, map[string]string{}
 	for i, s := range c.Sessions {
@@ -120,11 +120,11 @@ func (c Config) Validate() []error {
 		}
 		names[s.Name] = true
 		if o, taken := ids[s.ID]; taken {
-			at("id: session %q has %d, too: each has its own, the same at both ends of its link", o, s.ID)
+			at("id: session %q has %d too: each session needs its own, the same at both ends of its link", o, s.ID)
 		}
 		ids[s.ID] = s.Name
 		if o, taken := tellers[s.Device]; taken && !s.Observe {
-			at("session %q speaks for device %s already: set observe: true for all but one", o, s.Device)
+			at("session %q judges device %s already: set observe: true for all but one", o, s.Device)
 		} else if !s.Observe {
 			tellers[s.Device] = s.Name
 		}
@@ -142,10 +142,10 @@ func (s Session) check() error {
 		}
 	}
 	if s.Name == "" {
-		bad("name: it has none")
+		bad("name: missing")
 	}
 	if s.ID == 0 {
-		bad("id: 0 is none: choose a number from 1 on, the same at both ends")
+		bad("id: 0 is not allowed: use a number from 1, the same at both ends")
 	}
 	if s.Device == "" {
 		bad("device: name the interface of the link")
@@ -153,32 +153,32 @@ func (s Session) check() error {
 	switch s.Mode {
 	case Active, Sender, Passive, Echo:
 	default:
-		bad("mode: %q is none of active, sender, passive, echo", s.Mode)
+		bad("mode: %q: use active, sender, passive or echo", s.Mode)
 	}
 	if s.sends() {
-		global("peer", s.Peer, "the segment that the peer answers at")
-		global("source", s.Source, "the address that the peer sends answers to, over this link")
+		global("peer", s.Peer, "the peer's answering segment")
+		global("source", s.Source, "the destination of the peer's answers, over this link")
 		if !s.Via.Is6() || s.Via.Is4In6() || s.Via.IsMulticast() || s.Via.Zone() != "" {
 			bad("via: %q is no IPv6 next hop (without a zone: the device is named already)", s.Via)
 		}
 	}
 	if s.judges() {
-		global("function", s.Function, "the segment at which this router answers probes")
+		global("function", s.Function, "this router's answering segment")
 	}
 	if s.sends() && s.judges() && s.Peer == s.Function {
-		bad("function: %s is the peer's segment as well: each router answers at a segment of its own", s.Function)
+		bad("function: %s is the peer's segment too: each router needs its own", s.Function)
 	}
 	if s.sends() && s.Via == s.Source {
-		bad("via: %s is this router's own address (source): say the peer's on the link", s.Via)
+		bad("via: %s is this router's own address (source): use the peer's on the link", s.Via)
 	}
 	if s.Interval < minInterval || s.Interval > maxInterval {
-		bad("interval: %s: it can be %s to %s", s.Interval, minInterval, maxInterval)
+		bad("interval: %s: use %s to %s", s.Interval, minInterval, maxInterval)
 	}
 	if s.Multiplier < minMultiplier || s.Multiplier > maxMultiplier {
-		bad("multiplier: %d: it can be %d to %d", s.Multiplier, minMultiplier, maxMultiplier)
+		bad("multiplier: %d: use %d to %d", s.Multiplier, minMultiplier, maxMultiplier)
 	}
 	if s.Grace < 0 || s.Grace > maxInterval {
-		bad("grace: %s: it can be up to %s", s.Grace, maxInterval)
+		bad("grace: %s: use up to %s", s.Grace, maxInterval)
 	}
 	if s.StableFor < 0 || s.StableMax < s.StableFor {
 		bad("stable_max: %s is less than stable_for, %s", s.StableMax, s.StableFor)
@@ -194,7 +194,7 @@ func slots(devices map[string]int) error {
 	taken := map[uint32]string{}
 	for name, index := range devices {
 		if o, ok := taken[links.Slot(index)]; ok {
-			return fmt.Errorf("devices %s and %s: their numbers differ by a multiple of %d, and only one of them can be protected: make one of them anew, or set observe: true", o, name, links.Slots)
+			return fmt.Errorf("devices %s and %s: their indexes differ by a multiple of %d, so only one of them can be protected: recreate one of them, or set observe: true", o, name, links.Slots)
 		}
 		taken[links.Slot(index)] = name
 	}

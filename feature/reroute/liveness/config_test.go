@@ -23,23 +23,23 @@ func TestValidate(t *testing.T) {
 		t.Fatal(errs)
 	}
 	for want, change := range map[string]func(s *Session){
-		"name: it has none":                          func(s *Session) { s.Name = "" },
-		"id: 0 is none":                              func(s *Session) { s.ID = 0 },
+		"name: missing":                              func(s *Session) { s.Name = "" },
+		"id: 0 is not allowed":                       func(s *Session) { s.ID = 0 },
 		"device: name the interface":                 func(s *Session) { s.Device = "" },
-		`mode: "loud" is none of`:                    func(s *Session) { s.Mode = "loud" },
+		`mode: "loud": use active`:                   func(s *Session) { s.Mode = "loud" },
 		`peer: "fe80::2" is not a global`:            func(s *Session) { s.Peer = netip.MustParseAddr("fe80::2") },
 		`source: "invalid IP" is not a global`:       func(s *Session) { s.Source = netip.Addr{} },
 		`via: "10.0.0.1" is no IPv6 next hop`:        func(s *Session) { s.Via = netip.MustParseAddr("10.0.0.1") },
 		`via: "fe80::1%eth0" is no IPv6 next hop`:    func(s *Session) { s.Via = netip.MustParseAddr("fe80::1%eth0") },
-		"is the peer's segment as well":              func(s *Session) { s.Function = s.Peer },
+		"is the peer's segment too":                  func(s *Session) { s.Function = s.Peer },
 		"is this router's own address (source)":      func(s *Session) { s.Via = s.Source },
 		`function: "::1" is not a global`:            func(s *Session) { s.Function = netip.IPv6Loopback() },
-		"interval: 500µs: it can be 1ms to 1m0s":     func(s *Session) { s.Interval = 500 * time.Microsecond },
-		"multiplier: 2: it can be 3 to 50":           func(s *Session) { s.Multiplier = 2 },
-		"grace: 2m0s: it can be up to 1m0s":          func(s *Session) { s.Grace = 2 * time.Minute },
+		"interval: 500µs: use 1ms to 1m0s":           func(s *Session) { s.Interval = 500 * time.Microsecond },
+		"multiplier: 2: use 3 to 50":                 func(s *Session) { s.Multiplier = 2 },
+		"grace: 2m0s: use up to 1m0s":                func(s *Session) { s.Grace = 2 * time.Minute },
 		"stable_max: 1s is less than stable_for":     func(s *Session) { s.StableFor, s.StableMax = time.Minute, time.Second },
 		"key_file: probes are signed: make a key":    func(s *Session) { s.KeyFile = "" },
-		`session "a" (number 1): id: 0 is none: cho`: func(s *Session) { s.ID = 0 },
+		`session "a" (number 1): id: 0 is not allow`: func(s *Session) { s.ID = 0 },
 	} {
 		s := valid()
 		change(&s)
@@ -51,7 +51,7 @@ func TestValidate(t *testing.T) {
 	same := valid()
 	errs := (Config{Sessions: []Session{valid(), same}}).Validate()
 	text := errors.Join(errs...).Error()
-	for _, want := range []string{"another session has this name", `session "a" has 1, too`, "speaks for device eth0 already: set observe: true"} {
+	for _, want := range []string{"another session has this name", `session "a" has 1 too`, "judges device eth0 already: set observe: true"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%s, want %q", text, want)
 		}

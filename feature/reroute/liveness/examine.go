@@ -26,13 +26,13 @@ func examine(plan *feature.Plan, c Config) error {
 		warnOfAddresses(plan, s, own)
 		_, err := findDevice(s.Device)
 		if errors.Is(err, errNoDevice) {
-			plan.Warn("session %s: there is no device %s: until it comes nothing is probed; then weir serve begins, and weir apply does", s.Name, s.Device)
+			plan.Warn("session %s: there is no device %s: weir serve or weir apply starts the session once it exists", s.Name, s.Device)
 		} else if err != nil {
 			return fmt.Errorf("session %q: device %s: %w", s.Name, s.Device, err)
 		}
 		// Answers are forwarded. bpf_fib_lookup also needs a device with forwarding to return neighbours.
 		if err == nil && !forwards(s.Device) {
-			return fmt.Errorf("session %q: device %s does not forward IPv6, which probes need: sysctl -w net.ipv6.conf.all.forwarding=1", s.Name, s.Device)
+			return fmt.Errorf("session %q: device %s does not forward IPv6, but probes need it: sysctl -w net.ipv6.conf.all.forwarding=1", s.Name, s.Device)
 		}
 	}
 	return nil
@@ -63,7 +63,7 @@ func warnOfAddresses(plan *feature.Plan, s Session, own map[netip.Addr]bool) {
 	}
 	for field, a := range map[string]netip.Addr{"via": s.Via, "peer": s.Peer} {
 		if own[a] {
-			plan.Warn("session %s: %s %s is an address of this router itself, and not of the peer", s.Name, field, a)
+			plan.Warn("session %s: %s %s is an address of this router itself, not of the peer", s.Name, field, a)
 		}
 	}
 }

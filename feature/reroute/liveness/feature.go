@@ -70,7 +70,7 @@ func Plan(_ context.Context, have State, want Config) (plan feature.Plan, err er
 	step := feature.Step{Verb: "create", Object: "liveness of " + ns.String(), Detail: fmt.Sprintf("%d sessions", len(want.Sessions)),
 		Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", p.apply(l) }}
 	if len(want.Sessions) == 0 {
-		step.Object, step.Detail = "tick source of "+ns.String(), fmt.Sprintf("it beats each %s, for others", want.Tick)
+		step.Object, step.Detail = "tick source of "+ns.String(), fmt.Sprintf("ticks every %s, for others", want.Tick)
 	}
 	if has {
 		step.Verb, step.Detail = "change", differences(was.Config, want)
@@ -291,7 +291,7 @@ func PlanUpgrade(_ context.Context, r *kernel.Root) (plan feature.Plan, err erro
 	plan.Stays(unreadable)
 	for _, rec := range all {
 		if store.Outdated(rec) {
-			plan.Add(feature.Step{Verb: "upgrade", Object: "liveness of namespace " + rec.Scope, Detail: "programs of another weir",
+			plan.Add(feature.Step{Verb: "upgrade", Object: "liveness of namespace " + rec.Scope, Detail: "programs of another weir version",
 				Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", upgrade(l, rec.Scope) }})
 		}
 	}

@@ -55,7 +55,7 @@ func (k *known) unrouted() (string, error) {
 		}
 		p.function.kept = !lost
 		if lost {
-			return fmt.Sprintf("somebody removed the route to %s, the function of session %s", p.function.SID, p.Name), nil
+			return fmt.Sprintf("the route to %s, the function of session %s, was removed", p.function.SID, p.Name), nil
 		}
 	}
 	return "", nil
@@ -71,5 +71,5 @@ func routeProblem(s *Session) string {
 	if lost, err := f.Lost(); err != nil || !lost {
 		return ""
 	}
-	return fmt.Sprintf("the route to its function %s is gone, so probes of the peer are not answered: somebody removed it", f.SID)
+	return fmt.Sprintf("the route to its function %s was removed, so probes of the peer are not answered", f.SID)
 }

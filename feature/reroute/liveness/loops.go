@@ -53,7 +53,7 @@ func OpenLoops(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, tick 
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("the tick source's loops: %w", err)
+		return nil, fmt.Errorf("creating the timer loops: %w", err)
 	}
 	out.Stalls, err = s.pins.Maps[pinShared].Clone()
 	return out, err

@@ -159,7 +159,7 @@ func makeMaps(share map[string]*ebpf.Map) (made []*ebpf.Map, err error) {
 		}
 		m, err := ebpf.NewMap(cmp.Or(spec.Maps[sharedMaps[pin]], links.Spec()))
 		if err != nil {
-			return made, fmt.Errorf("making the map %s: %w", sharedMaps[pin], err)
+			return made, fmt.Errorf("creating the map %s: %w", sharedMaps[pin], err)
 		}
 		made = append(made, m)
 		share[pin] = m

@@ -28,7 +28,7 @@ const (
 const filterName = "weir_liveness"
 
 // errNoDevice reports a missing device. The session waits for it.
-var errNoDevice = errors.New("there is no such device")
+var errNoDevice = errors.New("no such device")
 
 // scopeInstance is a namespace's liveness, open for writing. Its methods run in the namespace.
 type scopeInstance struct {
@@ -147,7 +147,7 @@ func findDevice(name string) (p location, err error) {
 	}
 	a := l.Attrs()
 	if a.EncapType != "ether" || a.Flags&unix.IFF_LOOPBACK != 0 {
-		return p, fmt.Errorf("it is of type %s: probes go by Ethernet devices (VLANs and bonds are some)", a.EncapType)
+		return p, fmt.Errorf("type %s: probes need an Ethernet device (or a VLAN or bond)", a.EncapType)
 	}
 	p.device, p.master = a.Index, a.MasterIndex
 	if p.master == 0 {
@@ -277,7 +277,7 @@ func (s *scopeInstance) dropSegments(but map[segment]bool) error {
 func (s *scopeInstance) clockwork(tick uint64) error {
 	var m bpf.LivenessLivenessTickSource
 	if err := s.pins.Maps[pinClockwork].Lookup(uint32(0), &m); err != nil {
-		return fmt.Errorf("reading the clockwork: %w", err)
+		return fmt.Errorf("reading the tick source: %w", err)
 	}
 	was := m
 	m.Tick, m.Loops, m.Sessions = tick, uint32(len(s.loops)), 0
@@ -293,7 +293,7 @@ func (s *scopeInstance) clockwork(tick uint64) error {
 	}
 	s.seed = m.Tick != was.Tick || m.Ifindex != was.Ifindex
 	if err := s.pins.Maps[pinClockwork].Put(uint32(0), m); err != nil {
-		return fmt.Errorf("setting the clockwork: %w", err)
+		return fmt.Errorf("writing the tick source: %w", err)
 	}
 	return nil
 }

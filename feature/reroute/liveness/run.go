@@ -29,9 +29,9 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 			continue
 		}
 		if err := recoverNow(ctx, r); err != nil && ctx.Err() == nil {
-			log.Warn("liveness is not as it should be", "problem", wrong, "err", err)
+			log.Warn("liveness problem persists", "problem", wrong, "err", err)
 		} else if err == nil {
-			log.Info("liveness was set right", "problem", wrong)
+			log.Info("liveness problem fixed", "problem", wrong)
 		}
 		w.forget(nil)
 	}
@@ -103,10 +103,10 @@ func (w *watch) wrongIn(scope string) (string, error) {
 	}
 	for _, l := range st.TimerLoops {
 		if l.Silent > time.Second {
-			return fmt.Sprintf("the loop of CPU %d does not beat", l.CPU), nil
+			return fmt.Sprintf("the timer loop of CPU %d does not tick", l.CPU), nil
 		}
 		if l.CPU >= 0 && int(l.On) != l.CPU {
-			return fmt.Sprintf("the loop of CPU %d beats on CPU %d", l.CPU, l.On), nil
+			return fmt.Sprintf("the timer loop of CPU %d ticks on CPU %d", l.CPU, l.On), nil
 		}
 	}
 	if k.polls%sessionsEvery == 0 {
@@ -237,7 +237,7 @@ func (k *known) changed() (what string, err error) {
 	err = ns.Do(func() error {
 		at, err := k.appeared()
 		if err == nil && at >= 0 {
-			what = fmt.Sprintf("device %s of session %s has come", k.assignments[at].Device, k.assignments[at].Name)
+			what = fmt.Sprintf("device %s of session %s appeared", k.assignments[at].Device, k.assignments[at].Name)
 		} else if err == nil {
 			what, err = k.unrouted()
 		}

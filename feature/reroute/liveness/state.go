@@ -188,7 +188,7 @@ func (st *State) readScope(r *kernel.Root, scope string, p published) error {
 			ss.Problem, ss.again = links.DeviceProblem(devices, s.Device, used)
 			ss.Problem = cmp.Or(ss.Problem, routes[s.Name])
 		case used == 0:
-			ss.Problem = fmt.Sprintf("device %s is not there", s.Device)
+			ss.Problem = fmt.Sprintf("there is no device %s", s.Device)
 		}
 		st.Sessions = append(st.Sessions, ss)
 	}
@@ -216,12 +216,12 @@ func (st *State) readLoops(o *kernel.Opened, p published, at uint64) error {
 	}
 	var m bpf.LivenessLivenessTickSource
 	if err := o.Maps[pinClockwork].Lookup(uint32(0), &m); err != nil {
-		return fmt.Errorf("reading the clockwork: %w", err)
+		return fmt.Errorf("reading the tick source: %w", err)
 	}
 	for i := range m.Loops {
 		var b bpf.LivenessLivenessBeat
 		if err := o.Maps[pinBeats].Lookup(i, &b); err != nil {
-			return fmt.Errorf("reading beats: %w", err)
+			return fmt.Errorf("reading the timer loops: %w", err)
 		}
 		l := TimerLoopState{Netns: p.Netns, On: b.Cpu, Ticks: b.Ticks, Silent: since(at, b.Beat), Stalls: b.Stalls,
 			Longest: time.Duration(b.Longest), Revivals: b.Revivals, Spent: time.Duration(b.Spent), CPU: -1}

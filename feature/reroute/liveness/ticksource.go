@@ -157,7 +157,7 @@ func addLoop(i int) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.TxQLen = entryName(i), 16
 	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: exitName(i)}); err != nil {
-		return nil, fmt.Errorf("making the devices %s and %s: %w", entryName(i), exitName(i), err)
+		return nil, fmt.Errorf("creating the devices %s and %s: %w", entryName(i), exitName(i), err)
 	}
 	for _, name := range []string{entryName(i), exitName(i)} {
 		// The first end is the device of segment routes. It therefore needs IPv6, but no address.
@@ -166,7 +166,7 @@ func addLoop(i int) (netlink.Link, error) {
 			variable = "addr_gen_mode"
 		}
 		if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+name+"/"+variable, []byte("1"), 0); err != nil {
-			return nil, fmt.Errorf("keeping %s quiet: %w", name, err)
+			return nil, fmt.Errorf("disabling IPv6 addresses of %s: %w", name, err)
 		}
 		l, err := netlink.LinkByName(name)
 		if err != nil {
@@ -176,7 +176,7 @@ func addLoop(i int) (netlink.Link, error) {
 			return nil, fmt.Errorf("configuring %s: %w", name, err)
 		}
 		if err := netlink.LinkSetUp(l); err != nil {
-			return nil, fmt.Errorf("raising %s: %w", name, err)
+			return nil, fmt.Errorf("setting %s up: %w", name, err)
 		}
 	}
 	return netlink.LinkByName(entryName(i))
@@ -200,7 +200,7 @@ func clock(ifindex int, tick time.Duration) error {
 		}
 	}
 	if err := netlink.QdiscReplace(q); err != nil {
-		return fmt.Errorf("its token bucket: %w", err)
+		return fmt.Errorf("setting the token bucket: %w", err)
 	}
 	return nil
 }
@@ -247,12 +247,12 @@ func seed(l loop, number int, generation uint32) error {
 func retune(clockwork, beats *ebpf.Map, loops []loop, all bool) error {
 	var m bpf.LivenessLivenessTickSource
 	if err := clockwork.Lookup(uint32(0), &m); err != nil {
-		return fmt.Errorf("reading the clockwork: %w", err)
+		return fmt.Errorf("reading the tick source: %w", err)
 	}
 	for i, l := range loops {
 		var b bpf.LivenessLivenessBeat
 		if err := beats.Lookup(uint32(i), &b); err != nil {
-			return fmt.Errorf("reading beats: %w", err)
+			return fmt.Errorf("reading the timer loops: %w", err)
 		}
 		dead := time.Duration(kernel.Monotonic()-b.Beat) > max(100*time.Millisecond, 8*time.Duration(m.Tick))
 		if !all && !dead && int(b.Cpu) == l.cpu {

@@ -156,7 +156,7 @@ func (a *Answer) detours(n *topo.Network, node, destination int) error {
 		return errors.New("detours are planned for one router: name it with --node")
 	}
 	if a.Change != Up && a.Change != Down {
-		return fmt.Errorf("there is no change %q: down and up are", a.Change)
+		return fmt.Errorf("unknown change %q: use down or up", a.Change)
 	}
 	failures := a.Planner.everywhere(a.Mode)
 	p := &Plan{Network: n, Node: node, Mode: a.Mode, Failures: failures}
@@ -187,7 +187,7 @@ func find(n *topo.Network, name string) (int, error) {
 	if near := suggest.Nearest(name, names); near != "" {
 		return -1, fmt.Errorf("%w in %s: %q; did you mean %q?", ErrNoNode, n.Name, name, near)
 	}
-	return -1, fmt.Errorf("%w in %s: %q; its %d nodes are called like %q", ErrNoNode, n.Name, name, len(names), names[0])
+	return -1, fmt.Errorf("%w in %s: %q; its %d nodes have names like %q", ErrNoNode, n.Name, name, len(names), names[0])
 }
 
 func (a *Answer) row(p *Plan, r Repair) RepairRow {

@@ -82,7 +82,7 @@ func (r Repair) SIDs(n *topo.Network) ([]netip.Addr, error) {
 		if last && after.IsValid() {
 			out = append(out, after)
 		} else if last && sid != node.DT6 && (s.Link < 0 || sid != n.Links[s.Link].DX6) {
-			return nil, fmt.Errorf("nobody behind %s has an End.DT6 SID in the topology: nothing would take the header off again",
+			return nil, fmt.Errorf("no router behind %s has an End.DT6 SID in the topology: nothing would remove the header",
 				ListName(n, r.Segments[i:i+1]))
 		}
 	}

@@ -103,10 +103,10 @@ func New(n *topo.Network) *Planner { return &Planner{g: newGraph(n)} }
 // Plan computes a router's repairs.
 func (p *Planner) Plan(node int, o Options) (*Plan, error) {
 	if node < 0 || node >= len(p.g.Nodes) {
-		return nil, fmt.Errorf("the network has %d nodes, there is no node %d", len(p.g.Nodes), node)
+		return nil, fmt.Errorf("the network has %d nodes, but no node %d", len(p.g.Nodes), node)
 	}
 	if !slices.Contains(Modes(), o.Mode) {
-		return nil, fmt.Errorf("there is no protection mode %q: %v are", o.Mode, Modes())
+		return nil, fmt.Errorf("unknown protection mode %q: use one of %v", o.Mode, Modes())
 	}
 	out := &Plan{Network: p.g.Network, Node: node, Mode: o.Mode, Failures: p.g.failures(int32(node), o.Mode), index: map[[2]int]int{}}
 	for i := range out.Failures {

@@ -32,11 +32,11 @@ func TestSIDs(t *testing.T) {
 		// The failure is of a→e: e is reached over c, d and back.
 		{cd: "10", c6: ", dt6: 'fc00:c::d6'", want: "fc00:c::d6"},
 		{cd: "10", e6: ", dt6: 'fc00:e::d6'", want: "fc00:c::1 fc00:e::d6"},
-		{cd: "10", want: "nobody behind c has an End.DT6 SID"},
+		{cd: "10", want: "no router behind c has an End.DT6 SID"},
 		{cd: "35", d6: ", dt6: 'fc00:d::d6'", e6: ", dt6: 'fc00:e::d6'", want: "fc00:c::d fc00:d::d6"},
 		{cd: "35", e6: ", dt6: 'fc00:e::d6'", want: "fc00:c::d fc00:e::d6"},
 		{cd: "35", dx: ", dx6: 'fc00:c::d6d'", want: "fc00:c::d6d"},
-		{cd: "35", want: "nobody behind c→d has an End.DT6 SID"},
+		{cd: "35", want: "no router behind c→d has an End.DT6 SID"},
 	} {
 		n := read(t, strings.NewReplacer(" C6", c.c6, " D6", c.d6, " E6", c.e6, " DX", c.dx, "CD", c.cd).Replace(sids))
 		a, err := plan.Ask(n, plan.Question{Node: "a", Destination: "e", Options: plan.Options{Mode: plan.Link}})

@@ -190,7 +190,7 @@ func (s *instance) attachFilter(index int, p *ebpf.Program) error {
 			ours = 0
 		}
 		if err := s.pins.Maps[pinDevices].Put(uint32(index), ours); err != nil {
-			return fmt.Errorf("noting interface %d: %w", index, err)
+			return fmt.Errorf("recording interface %d: %w", index, err)
 		}
 		kernel.Step("protect:noted")
 		if err := f.Attach(p); !errors.Is(err, unix.ENODEV) {

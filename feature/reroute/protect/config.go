@@ -71,18 +71,18 @@ func (c *Config) Validate() []error {
 			errs = append(errs, p.Errorf("reroute.%s: "+format, append([]any{p.Name}, a...)...))
 		}
 		if !kernel.ValidName(p.Name) {
-			fail("a name of letters, digits, - and _ is wanted")
+			fail("use a name of letters, digits, - and _")
 		}
 		if key := [2]string{p.Netns, p.Name}; names[key] {
-			fail("there are two paths of that name")
+			fail("two paths have this name")
 		} else {
 			names[key] = true
 		}
 		if p.Device == "" || len(p.Device) > 15 {
-			fail("interface %q: say which link is protected", p.Device)
+			fail("interface %q: name the protected link", p.Device)
 		}
 		if p.Hold < 0 || p.Hold > MaxHold {
-			fail("hold %s: take 0 to %s", p.Hold, MaxHold)
+			fail("hold %s: use 0 to %s", p.Hold, MaxHold)
 		}
 		p.checkRepairs(fail)
 		key := [2]string{p.Netns, p.Device}
@@ -107,7 +107,7 @@ func (p *Path) checkPrefixes(owners map[netip.Prefix]string, fail failure) {
 	}
 	for i, x := range all {
 		if x.IsValid() && x != x.Masked() {
-			fail("prefix %s has bits set behind its length: %s is meant?", x, x.Masked())
+			fail("prefix %s has bits set beyond its length: use %s", x, x.Masked())
 			continue
 		} else if x.IsValid() && x.Addr().Is4In6() || !x.IsValid() && len(p.Prefixes) > i {
 			fail("prefix %s: want an IPv6 or an IPv4 prefix, like 2001:db8::/32", x)
@@ -138,13 +138,13 @@ func (p *Path) checkRepairs(fail failure) {
 			at("mode %q: want encap or inline", r.Mode)
 		}
 		if len(r.Segments) == 0 && (r.Device == "" || !r.Via.IsValid() || len(r.Segments4) > 0) {
-			at("without segments say which neighbour gets packets as they are: interface and via")
+			at("without segments a repair needs interface and via of a neighbour")
 		}
 		if r.Device == p.Device && p.Device != "" {
-			at("interface %s is the link that is protected", r.Device)
+			at("interface %s is the protected link", r.Device)
 		}
 		if r.MTU != 0 && (r.MTU < minMTU || r.MTU > 65535) {
-			at("mtu %d: take %d to 65535", r.MTU, minMTU)
+			at("mtu %d: use %d to 65535", r.MTU, minMTU)
 		}
 		r.checkAddresses(at)
 	}

@@ -51,13 +51,13 @@ func findPath(r *kernel.Root, name string) (i kernel.Instance, device string, er
 	switch len(found) {
 	case 0:
 		if err := unreadable.Err(); err != nil {
-			return i, "", fmt.Errorf("path %q: %w among those that can be read: %w", name, errNoPath, err)
+			return i, "", fmt.Errorf("path %q: %w among the readable ones: %w", name, errNoPath, err)
 		}
 		return i, "", fmt.Errorf("path %q: %w: weir reroute status lists them", name, errNoPath)
 	case 1:
 		return found[0], device, nil
 	}
-	return i, "", fmt.Errorf("path %q is in several network namespaces: say which, one of %s", name, strings.Join(names, ", "))
+	return i, "", fmt.Errorf("path %q is in several network namespaces: use one of %s", name, strings.Join(names, ", "))
 }
 
 func drainDevice(l *kernel.WriteLock, i kernel.Instance, device string, on bool) error {

@@ -47,7 +47,7 @@ func (w *watcher) tellDropped() {
 			delete(w.dropping, p.Name)
 			continue
 		}
-		w.log.Warn("packets are dropped, no way is left: a link and all ways around it may not be used", append(args, "packets", packets, "remedy", left.Remedy())...)
+		w.log.Warn("packets dropped, no way left: a link and all its repairs are down", append(args, "packets", packets, "remedy", left.Remedy())...)
 		w.dropping[p.Name] = packets
 	}
 }

@@ -27,7 +27,7 @@ const lease = 2 * time.Second
 // maxRoutes is the capacity of the table.
 const maxRoutes = 1 << 20
 
-const tooMany = "there are too many routes"
+const tooMany = "too many routes"
 
 // fast is the ingress program, attached while a link is down. Nothing of it is pinned: it ends with the process,
 // because the process keeps its table up to date.
@@ -106,7 +106,7 @@ func (w *watcher) hurry() {
 		return
 	}
 	w.fast = f
-	w.log.Info("packets are rerouted where they come in", "interfaces", len(f.links), "except", f.not())
+	w.log.Info("packets are rerouted at ingress", "interfaces", len(f.links), "except", f.not())
 }
 
 // unsure logs once why the fast program does not run although nothing known forbids it.
@@ -116,7 +116,7 @@ func (w *watcher) unsure(err error) {
 		why = err.Error()
 	}
 	if why != "" && w.unknown == "" {
-		w.log.Warn("packets are not rerouted where they come in, but take the kernel's way first", "reason", why)
+		w.log.Warn("packets are not rerouted at ingress, but after the kernel's routing", "reason", why)
 	}
 	w.unknown = why
 }

@@ -79,12 +79,12 @@ func (w *watcher) believe(k neigh.Key, n *keptNeighbour, t neigh.Told) {
 	if err := w.ns.Do(func() error {
 		if stood {
 			if err := w.pins.Maps[pinNeighbours].Put(k, v); err != nil {
-				return fmt.Errorf("noting the neighbour %s: %w", k.Addr(), err)
+				return fmt.Errorf("recording the neighbour %s: %w", k.Addr(), err)
 			}
 		}
 		return neigh.Set(k, v, netlink.NUD_PERMANENT)
 	}); err != nil {
-		w.log.Warn("a neighbour's new link address is not taken", "neighbour", k.Addr(), "err", err)
+		w.log.Warn("neighbour's new link address not applied", "neighbour", k.Addr(), "err", err)
 		return
 	}
 	name := ""

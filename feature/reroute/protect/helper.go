@@ -110,7 +110,7 @@ func (s *instance) reconcileHelper(routes []route) error {
 	defer h.Close()
 	for size := range sizes {
 		if sizes[size], err = s.pair(h, size, source); err != nil {
-			return fmt.Errorf("packets of more than %d bytes: %w", size, err)
+			return fmt.Errorf("creating the pair for packets of %d bytes: %w", size, err)
 		}
 	}
 	of := pairSizes(routes)
@@ -180,7 +180,7 @@ func pairHere(h *netns.Handle, name, far string) (int, error) {
 	l, err := netlink.LinkByName(name)
 	if err == nil && h.Do(func() error { _, err := netlink.LinkByName(far); return err }) != nil {
 		if l.Type() != "veth" || l.Attrs().HardwareAddr.String() != hereMAC.String() {
-			return 0, fmt.Errorf("interface %s is there and not weir's: rename it", name)
+			return 0, fmt.Errorf("interface %s exists and is not weir's: rename it", name)
 		}
 		if err := netlink.LinkDel(l); err != nil { // its far end is in a helper namespace removed by hand
 			return 0, err
@@ -192,7 +192,7 @@ func pairHere(h *netns.Handle, name, far string) (int, error) {
 		a.Name, a.MTU, a.HardwareAddr, a.GSOMaxSegs = name, helperRoom, hereMAC, 1 // the pair splits GSO trains
 		err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: a, PeerName: far, PeerHardwareAddr: helperMAC, PeerMTU: helperRoom, PeerNamespace: netlink.NsFd(h.FD())})
 		if err != nil {
-			return 0, fmt.Errorf("making the pair %s–%s: %w", name, far, err)
+			return 0, fmt.Errorf("creating the pair %s–%s: %w", name, far, err)
 		}
 		if l, err = netlink.LinkByName(name); err != nil {
 			return 0, err
@@ -211,7 +211,7 @@ func pairHere(h *netns.Handle, name, far string) (int, error) {
 	}
 	route := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: host(helper4), Scope: netlink.SCOPE_LINK, Priority: l.Attrs().Index}
 	if err := netlink.RouteReplace(route); err != nil {
-		return 0, fmt.Errorf("the route to %s: %w", helper4, err)
+		return 0, fmt.Errorf("adding the route to %s: %w", helper4, err)
 	}
 	return l.Attrs().Index, nil
 }
@@ -228,7 +228,7 @@ func pairThere(far string, size int, source netip.Addr) error {
 	}
 	for _, a := range addrs {
 		if err := netlink.AddrReplace(lo, &netlink.Addr{IPNet: host(a), Flags: unix.IFA_F_NODAD}); err != nil {
-			return fmt.Errorf("address %s: %w", a, err)
+			return fmt.Errorf("adding address %s: %w", a, err)
 		}
 	}
 	l, err := netlink.LinkByName(far)
@@ -248,12 +248,12 @@ func pairThere(far string, size int, source netip.Addr) error {
 		{LinkIndex: index, Dst: all4, Via: via, Table: helperRule + size, MTU: size, MTULock: true},
 	} {
 		if err := netlink.RouteReplace(r); err != nil {
-			return fmt.Errorf("the route back: %w", err)
+			return fmt.Errorf("adding the route back: %w", err)
 		}
 	}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		if err := addRule(family, far, size); err != nil {
-			return fmt.Errorf("the rule for %s: %w", far, err)
+			return fmt.Errorf("adding the rule for %s: %w", far, err)
 		}
 	}
 	return nil

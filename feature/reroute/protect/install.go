@@ -160,7 +160,7 @@ func (i *installer) put(r bpf.ProtectRerouteRepair) (uint32, error) {
 		i.have[id], i.kept[id] = r, true
 		return id, nil
 	}
-	return 0, fmt.Errorf("there are %d different repairs already, or half of them changed at once: apply fewer at a time", maxRepairs-1)
+	return 0, fmt.Errorf("no room for another repair: %d are possible, or half of them at one change: apply fewer at a time", maxRepairs-1)
 }
 
 func (i *installer) putPrefixes(have, want map[bpf.ProtectReroutePrefix]uint32) error {

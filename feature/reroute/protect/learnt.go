@@ -137,8 +137,8 @@ func (w *watcher) learnSize(p published, r *bpf.ProtectRerouteRepair, m tooBig) 
 	} else {
 		w.followLink()
 	}
-	w.log.Warn("rerouted packets are too big for a link on the way, larger ones are answered with Packet Too Big", "name", p.Name, "interface", p.Device,
-		"segment", netip.AddrFrom16([16]byte(m.quoted[24:40])), "mtu", m.mtu, "fits", size-r.Len6, "for", keepSize, "remedy", "give the repair this mtu, or that link a larger one")
+	w.log.Warn("rerouted packets too big for a link on the way, answering larger ones with Packet Too Big", "name", p.Name, "interface", p.Device,
+		"segment", netip.AddrFrom16([16]byte(m.quoted[24:40])), "mtu", m.mtu, "fits", size-r.Len6, "for", keepSize, "remedy", "give the repair this mtu, or the link a larger one")
 }
 
 // forgetSizes restores the full size of a way after keepSize, because the way may have changed.

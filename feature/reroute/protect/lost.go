@@ -33,7 +33,7 @@ func (w *watcher) useKept(x *watched, a *netlink.LinkAttrs) {
 	}
 	x.until = time.Now().Add(keepTime)
 	if err := w.ns.Do(func() error { return addRules(a.Index) }); err != nil {
-		w.log.Warn("routes that go with a link are not kept", "interface", x.name, "err", err)
+		w.log.Warn("routes lost with the link are not kept", "interface", x.name, "err", err)
 	}
 }
 
@@ -164,9 +164,9 @@ func (w *watcher) logLost(x *watched, lost []lone, index int, s survey) {
 	args := []any{"interface", x.name, "lost", len(lost), "of", max(len(x.alone), len(lost)), "protocol", strings.Join(by, ","), "rerouted", kept, "for", keepTime}
 	if kept < len(lost) {
 		refused := destinations(lost, func(l lone) bool { return !s.copied(index, l) })
-		args = append(args, "refused", some(refused), "remedy", "set a link down only after the routing protocol has left it; add a route of your own for what goes with the carrier")
+		args = append(args, "refused", some(refused), "remedy", "set a link down only after the routing protocol has left it; add your own route for destinations lost with the carrier")
 	}
-	w.log.Warn("routes went with their link", args...)
+	w.log.Warn("routes lost with their link", args...)
 }
 
 // protocol returns the name of a route's protocol, as in iproute2's rt_protos.

@@ -36,7 +36,7 @@ func (s *instance) reconcileNeighbours(routes []route) error {
 		}
 	}
 	if err := it.Err(); err != nil {
-		return fmt.Errorf("reading the neighbours that are kept: %w", err)
+		return fmt.Errorf("reading the kept neighbours: %w", err)
 	}
 	if err := s.dropStandIns(want); err != nil {
 		return err
@@ -134,7 +134,7 @@ func keep(noted *ebpf.Map, k neigh.Key) error {
 	err := noted.Lookup(k, &v)
 	ours := err == nil
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("reading the neighbours that are kept: %w", err)
+		return fmt.Errorf("reading the kept neighbours: %w", err)
 	}
 	n, err := neigh.Find(k)
 	if err != nil {
@@ -157,7 +157,7 @@ func keep(noted *ebpf.Map, k neigh.Key) error {
 		return nil // no answer: reconcile asks again
 	}
 	if err := noted.Put(k, v); err != nil {
-		return fmt.Errorf("noting the neighbour %s: %w", k.Addr(), err)
+		return fmt.Errorf("recording the neighbour %s: %w", k.Addr(), err)
 	}
 	return neigh.Set(k, v, netlink.NUD_PERMANENT)
 }
@@ -166,7 +166,7 @@ func keep(noted *ebpf.Map, k neigh.Key) error {
 func release(noted *ebpf.Map, k neigh.Key) error {
 	var v neigh.Value
 	if err := noted.Lookup(k, &v); err != nil {
-		return fmt.Errorf("reading the neighbours that are kept: %w", err)
+		return fmt.Errorf("reading the kept neighbours: %w", err)
 	}
 	n, err := neigh.Find(k)
 	if err != nil {
@@ -181,7 +181,7 @@ func release(noted *ebpf.Map, k neigh.Key) error {
 		}
 	}
 	if err := noted.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("forgetting the neighbour %s: %w", k.Addr(), err)
+		return fmt.Errorf("deleting the record of neighbour %s: %w", k.Addr(), err)
 	}
 	return nil
 }

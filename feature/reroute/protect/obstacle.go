@@ -33,7 +33,7 @@ var interfaces = netlink.LinkList
 func (f *fast) obstacle() (why string, err error) {
 	for _, p := range f.spec.Paths {
 		if p.Slow {
-			return "path " + p.Name + " says slow", nil
+			return "path " + p.Name + " has slow: true", nil
 		}
 	}
 	if !tcx() {
@@ -70,7 +70,7 @@ func forwardingInterfaces() (at map[int]string, aside []string, err error) {
 		case err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENODEV):
 			return nil, nil, fmt.Errorf("listing filters of %s: %w", a.Name, err)
 		case len(filters) > 0:
-			aside = append(aside, "tc filters see what comes in by "+a.Name)
+			aside = append(aside, "tc filters see packets arriving by "+a.Name)
 		default:
 			at[a.Index] = a.Name
 		}
@@ -97,7 +97,7 @@ func egress(pins *kernel.Opened) (string, error) {
 		ln.Close()
 		before = slices.DeleteFunc(before, func(name string) bool { return strings.Contains(name, links.LeaveProgram) })
 		if err == nil && len(before) > 0 { // a removed interface has none
-			return fmt.Sprintf("program %s is before weir's where packets leave by interface %d", before[0], index), nil
+			return fmt.Sprintf("program %s precedes weir's at the egress of interface %d", before[0], index), nil
 		}
 	}
 	return "", nil
@@ -174,7 +174,7 @@ func forwardsNothing() (string, error) {
 // filters looks for netfilter chains of forwarded packets.
 func (f *fast) filters() (string, error) {
 	if b, err := os.ReadFile("/proc/net/ip6_tables_names"); err == nil && len(strings.TrimSpace(string(b))) > 0 {
-		return "there are ip6tables rules", nil
+		return "ip6tables rules exist", nil
 	}
 	programs, err := f.netfilter.Here(unix.NFPROTO_IPV6)
 	if err != nil {
@@ -209,7 +209,7 @@ func (f *fast) filters() (string, error) {
 func policies() (string, error) {
 	all, err := netlink.XfrmPolicyList(netlink.FAMILY_V6)
 	if err == nil && len(all) > 0 {
-		return "there are IPsec policies", nil
+		return "IPsec policies exist", nil
 	}
 	return "", nil // a kernel without IPsec
 }
@@ -222,7 +222,7 @@ func rules() (string, error) {
 	}
 	for _, r := range all {
 		if !usual(r) && !kept(r) { // only packets without a route reach weir's rules; the fast program ignores those
-			return fmt.Sprintf("there is an ip -6 rule of priority %d", r.Priority), nil
+			return fmt.Sprintf("an ip -6 rule of priority %d exists", r.Priority), nil
 		}
 	}
 	return "", nil
@@ -255,7 +255,7 @@ func bySource() (string, error) {
 	}
 	for _, m := range all {
 		if len(m) > 2 && m[2] != 0 {
-			return "there are routes by source address", nil
+			return "routes by source address exist", nil
 		}
 	}
 	return "", nil

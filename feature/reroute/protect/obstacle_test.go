@@ -155,7 +155,7 @@ func TestFastStandsAside(t *testing.T) {
 				}
 				return after.Fast - before.Fast
 			}
-			w.until("packets are rerouted where they come in", func() bool { return fast() > 0 })
+			w.until("packets are rerouted at ingress", func() bool { return fast() > 0 })
 			seen, off := c.put(w)
 			sees := func() bool {
 				if seen == nil {

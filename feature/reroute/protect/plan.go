@@ -94,7 +94,7 @@ func (w scopeSpec) plan(plan *feature.Plan, have State, ns *netns.Handle) error 
 			}
 			for _, p := range w.Paths {
 				if r.stranded4(p.Path) {
-					plan.Warn("reroute of path %s: IPv4 packets have no way around interface %s and stay on it: give a repair segments4, whose last segment is an End.DT4, End.DX4 or End.DT46", p.Name, p.Device)
+					plan.Warn("reroute of path %s: IPv4 packets have no way around interface %s and stay on it: give a repair segments4 ending with an End.DT4, End.DX4 or End.DT46 segment", p.Name, p.Device)
 				}
 			}
 		}
@@ -219,7 +219,7 @@ func PlanUpgrade(_ context.Context, r *kernel.Root) (plan feature.Plan, err erro
 	plan.Stays(unreadable)
 	for _, rec := range all {
 		if store.Outdated(rec) {
-			plan.Add(feature.Step{Verb: "upgrade", Object: "reroute in namespace " + rec.Scope, Detail: "programs of another weir",
+			plan.Add(feature.Step{Verb: "upgrade", Object: "reroute in namespace " + rec.Scope, Detail: "programs of another weir version",
 				Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", upgrade(l, rec.Instance) }})
 		}
 	}

@@ -146,7 +146,7 @@ func create(l *kernel.WriteLock, ns *netns.Handle, want scopeSpec) error {
 		m := shared
 		if pin != pinLinks || m == nil {
 			if m, err = ebpf.NewMap(s); err != nil {
-				return fmt.Errorf("making the map %s: %w", s.Name, err)
+				return fmt.Errorf("creating the map %s: %w", s.Name, err)
 			}
 		}
 		defer m.Close()

@@ -77,7 +77,7 @@ func reconcileSizes(l *kernel.WriteLock, inst kernel.Instance, sizes map[wayKey]
 	}
 	shrink(routes, sizes)
 	if err := s.reconcileHelper(routes); err != nil {
-		return fmt.Errorf("the helper namespace for packets that are too big: %w", err)
+		return fmt.Errorf("setting up the helper namespace for packets too big: %w", err)
 	}
 	kernel.Step("protect:helper")
 	if err := s.ns.Do(func() error { return s.reconcileNeighbours(routes) }); err != nil {

@@ -115,13 +115,13 @@ func (r *resolver) use(name string) (device, error) {
 	d, ok := r.byName[name]
 	switch {
 	case !ok:
-		return d, fmt.Errorf("there is no interface %s: until it comes nothing is rerouted", name)
+		return d, fmt.Errorf("there is no interface %s: nothing is rerouted until it exists", name)
 	case d.mtu == 0:
-		return d, fmt.Errorf("interface %s: its packets have no Ethernet header: protect the interface that carries it", name)
+		return d, fmt.Errorf("interface %s: its packets have no Ethernet header: protect the interface below it", name)
 	}
 	slot := links.Slot(d.index)
 	if o, taken := r.bySlot[slot]; taken && o.index != d.index {
-		return d, fmt.Errorf("interfaces %s and %s have numbers (%d and %d) with the same remainder of %d: make one of them anew", o.name, name, o.index, d.index, links.Slots)
+		return d, fmt.Errorf("interfaces %s and %s have indexes (%d and %d) with the same remainder modulo %d: make one of them again", o.name, name, o.index, d.index, links.Slots)
 	}
 	r.bySlot[slot] = d
 	return d, nil
@@ -142,9 +142,9 @@ func (r *resolver) way(p *published, rep Repair, protected device) (w way, err e
 	switch {
 	case backup.index != protected.index:
 	case len(rep.Segments) == 0:
-		return w, fmt.Errorf("interface %s is the link that is protected", p.Device)
+		return w, fmt.Errorf("interface %s is the protected link", p.Device)
 	default:
-		return w, fmt.Errorf("segment %s is reached over %s, which is the link that is protected: say interface and via", rep.Segments[0], p.Device)
+		return w, fmt.Errorf("segment %s is reached over the protected link %s: say interface and via", rep.Segments[0], p.Device)
 	}
 	w.Ifindex, w.Slot, w.Watch = uint32(backup.index), links.Slot(protected.index), links.Slot(backup.index)
 	w.Row, w.Mtu = uint32(p.Row), uint32(backup.mtu)
@@ -206,7 +206,7 @@ func (r *resolver) ask(w *way, first netip.Addr, protected device) error {
 	if w.device != "" {
 		d, ok := r.byName[w.device]
 		if !ok {
-			return fmt.Errorf("there is no interface %s: until it comes nothing is rerouted there", w.device)
+			return fmt.Errorf("there is no interface %s: nothing is rerouted there until it exists", w.device)
 		}
 		o.OifIndex = d.index
 	}
@@ -225,7 +225,7 @@ func (r *resolver) ask(w *way, first netip.Addr, protected device) error {
 			}
 		}
 		if f.LinkIndex == protected.index {
-			return fmt.Errorf("segment %s is reached over %s, which is the link that is protected: say interface and via", first, protected.name)
+			return fmt.Errorf("segment %s is reached over the protected link %s: say interface and via", first, protected.name)
 		}
 	}
 	if !w.via.IsValid() {

@@ -151,7 +151,7 @@ func (st *State) read(r *kernel.Root, i kernel.Instance) error {
 			w.askRepairs(s.Repairs, devices)
 			for i, r := range s.Repairs {
 				if r.Silent {
-					s.Problems = append(s.Problems, fmt.Sprintf("way %d, by %s: no neighbour answers at %s: packets that go this way are lost", i+1, r.Device, r.Via))
+					s.Problems = append(s.Problems, fmt.Sprintf("repair %d by %s: no neighbour answers at %s: packets by this repair are lost", i+1, r.Device, r.Via))
 				}
 			}
 			s.InForce = s.Attached && resolved[p.Name] && slices.ContainsFunc(s.Repairs, func(r RepairState) bool { return r.Device != "" && !(s.Down && r.Silent) }) // "": the device was deleted
@@ -160,7 +160,7 @@ func (st *State) read(r *kernel.Root, i kernel.Instance) error {
 			}
 			if len(s.Unresolved) > 0 {
 				s.InForce = false
-				s.Problems = append(s.Problems, fmt.Sprintf("no link address is known of %s: its packets are lost, not rerouted: run weir serve, which has them rerouted", addresses(s.Unresolved)))
+				s.Problems = append(s.Problems, fmt.Sprintf("no link address of %s is known: its packets are lost, not rerouted: run weir serve to reroute them", addresses(s.Unresolved)))
 			}
 			s.Routes = routesOf(d.index)
 			s.Routes.Followed = w.followed
@@ -267,7 +267,7 @@ func firstRepair(o *kernel.Opened, slot uint32, p published) (id uint32, err err
 
 func readLinkState(m *ebpf.Map, slot uint32) (w links.State, err error) {
 	if err := m.Lookup(slot, &w); err != nil {
-		return w, fmt.Errorf("reading a link's word: %w", err)
+		return w, fmt.Errorf("reading a link state: %w", err)
 	}
 	return w, nil
 }

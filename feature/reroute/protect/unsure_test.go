@@ -94,7 +94,7 @@ func TestUnsure(t *testing.T) {
 				}
 				return after.Fast > before.Fast
 			}
-			w.until("packets are rerouted where they come in", fast)
+			w.until("packets are rerouted at ingress", fast)
 			fails.Store(true)
 			w.until("they are not any more", func() bool { return !fast() })
 			if c.change {
@@ -112,10 +112,10 @@ func TestUnsure(t *testing.T) {
 			if n := log.count("are not followed"); n != 0 {
 				t.Errorf("links were not followed, %d times", n)
 			}
-			if n := log.count("take the kernel's way first"); n != 1 {
+			if n := log.count("after the kernel's routing"); n != 1 {
 				t.Errorf("warned %d times", n)
 			}
-			if n := log.count("packets are rerouted where they come in interfaces"); n > 1 && !c.change {
+			if n := log.count("packets are rerouted at ingress interfaces"); n > 1 && !c.change {
 				t.Errorf("started %d times", n)
 			}
 			w.healthy()
@@ -145,7 +145,7 @@ func TestOneReason(t *testing.T) {
 	log := &heardLog{testLog: testLog{w.TB}}
 	w.serveTo(log)
 	w.drain(true)
-	said := func() int { return log.count("packets are rerouted where they come in") }
+	said := func() int { return log.count("packets are rerouted at ingress") }
 	w.until("it stands aside", func() bool { return said() > 0 })
 	time.Sleep(time.Second) // the effects of the first change are over
 	before := said()

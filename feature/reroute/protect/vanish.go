@@ -227,9 +227,9 @@ func (w scopeSpec) withCarrier(routes []route) (out []Vanish) {
 		}
 		p := paths[index]
 		own := fmt.Sprintf("add a route of your own beside the daemon's: ip route add PREFIX via NEIGHBOR dev %s metric 4278190080", p.Device)
-		const goes = "%s: no route is left once interface %s loses its carrier, for a daemon's next-hop object makes it: "
+		const goes = "%s: no route is left once interface %s loses its carrier, because its route has a daemon's next-hop object: "
 		if refused := destinations(all, func(l lone) bool { return l.carrier && !kept[l.tablePrefix] }); len(refused) > 0 {
-			out = append(out, Vanish{p.Name, fmt.Sprintf(goes+"packets are refused then, not rerouted", some(refused), p.Device), own})
+			out = append(out, Vanish{p.Name, fmt.Sprintf(goes+"packets are rejected then, not rerouted", some(refused), p.Device), own})
 		}
 		if held := destinations(all, func(l lone) bool { return kept[l.tablePrefix] }); len(held) > 0 && !w.followed {
 			out = append(out, Vanish{p.Name, fmt.Sprintf(goes+"packets are rerouted then only while weir serve runs", some(held), p.Device), "run weir serve, or " + own})
@@ -286,6 +286,6 @@ func GoWithDown(r *kernel.Root, path string) (string, error) {
 	if err != nil || len(all) == 0 {
 		return "", err
 	}
-	return fmt.Sprintf("%s have routes over interface %s alone: while it is up they are rerouted; set down, it takes the routes with it and the packets are refused. "+
-		"Have the routing protocol leave the link first (its metric, or overload), or give them routes over another interface", some(all), device), nil
+	return fmt.Sprintf("%s have routes over interface %s only: while it is up they are rerouted; setting it down deletes the routes and packets are rejected. "+
+		"First make the routing protocol leave the link (its metric, or overload), or add routes over another interface", some(all), device), nil
 }

@@ -46,7 +46,7 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	for range (feature.Loop{Every: renewEvery}).Turns(ctx) {
 		all, err := allInstances(r)
 		if err != nil && ctx.Err() == nil {
-			log.Warn("protected links cannot be looked after", "err", err)
+			log.Warn("protected links are not followed", "err", err)
 		}
 		for _, i := range all {
 			m := memories[i]
@@ -56,7 +56,7 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 			}
 			watchers.Start(i, func() {
 				if err := watch(ctx, r, i, log, m); err != nil && ctx.Err() == nil {
-					log.Warn("the links of a namespace are not followed for a second", "netns", i.Scope, "err", err)
+					log.Warn("links of a namespace are not followed for a second", "netns", i.Scope, "err", err)
 				}
 			})
 		}
@@ -160,7 +160,7 @@ func watch(ctx context.Context, r *kernel.Root, i kernel.Instance, log feature.L
 	defer func() { w.endAll(ctx) }()
 	w.told = make(chan neigh.Told, 64)
 	if w.ears, err = neigh.Listen(w.ns, w.told); err != nil {
-		log.Warn("neighbours are not heard: new link addresses are not followed", "netns", i.Scope, "err", err)
+		log.Warn("neighbour announcements are not received: new link addresses are not followed", "netns", i.Scope, "err", err)
 	} else {
 		defer w.ears.Close()
 	}
@@ -175,7 +175,7 @@ func watch(ctx context.Context, r *kernel.Root, i kernel.Instance, log feature.L
 		return err
 	}
 	if stop, err := w.hearTooBig(); err != nil {
-		log.Warn("routers on the way of repairs are not heard", "netns", i.Scope, "err", err)
+		log.Warn("Packet Too Big messages are not received: sizes of repairs are not learnt", "netns", i.Scope, "err", err)
 	} else {
 		defer stop()
 	}

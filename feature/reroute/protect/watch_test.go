@@ -113,7 +113,7 @@ func TestFast(t *testing.T) {
 	p := w.pair(true)
 	before := p.hops(t)
 	w.drain(true)
-	w.until("packets are rerouted where they come in", func() bool { p.arrives(100, patience); return w.state("core").Counts.Fast > 0 })
+	w.until("packets are rerouted at ingress", func() bool { p.arrives(100, patience); return w.state("core").Counts.Fast > 0 })
 	if got := p.hops(t); got != before {
 		t.Errorf("hop limit %d, want %d as before", got, before)
 	}

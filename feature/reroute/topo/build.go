@@ -119,7 +119,7 @@ func (b *Builder) join(halves []half) {
 	match(func(x, y half) bool { return x.mine == "" || y.mine == "" })
 	for i, h := range halves {
 		if !used[i] {
-			b.note("%s→%s is announced by %s only and not used", b.n.Nodes[h.From].Name, b.n.Nodes[h.To].Name, b.n.Nodes[h.From].Name)
+			b.note("%s→%s is announced by %s only and omitted", b.n.Nodes[h.From].Name, b.n.Nodes[h.To].Name, b.n.Nodes[h.From].Name)
 		}
 	}
 }
@@ -151,7 +151,7 @@ func (b *Builder) lan(name string, members []member) {
 func metric(v float64) (uint32, error) {
 	v = math.Round(v)
 	if math.IsNaN(v) || v < 0 || v > maxMetric {
-		return 0, fmt.Errorf("metric %v: 0 to %d are possible", v, maxMetric)
+		return 0, fmt.Errorf("metric %v: use 0 to %d", v, maxMetric)
 	}
 	return uint32(max(v, 1)), nil
 }

@@ -50,7 +50,7 @@ func (o sidOwners) add(sid netip.Addr, function, of string) error {
 	}
 	function += " of " + of
 	if other, taken := o[sid]; taken {
-		return fmt.Errorf("%s has the SID %s, as has the %s: each function needs one of its own", function, sid, other)
+		return fmt.Errorf("%s has the SID %s, as has the %s: each function needs its own", function, sid, other)
 	}
 	o[sid] = function
 	return nil

@@ -167,7 +167,7 @@ func (l *loose) edge(from, to string, given *float64, srlgs []string) error {
 		return fmt.Errorf("there is no node %q", to)
 	}
 	if u == v {
-		l.b.note("a link of %s to itself carries nothing and is left out", l.b.n.Nodes[u].Name)
+		l.b.note("a link of %s to itself is omitted", l.b.n.Nodes[u].Name)
 		return nil
 	}
 	w := uint32(1)
@@ -190,10 +190,10 @@ func (l *loose) edge(from, to string, given *float64, srlgs []string) error {
 
 func (l *loose) network(directed bool) (*Network, error) {
 	if l.without > 0 {
-		l.b.note("%d of %d links have no metric (%s): 1 is taken for each", l.without, len(l.edges), strings.Join(metricNames, ", "))
+		l.b.note("%d of %d links have no metric (%s): each gets 1", l.without, len(l.edges), strings.Join(metricNames, ", "))
 	}
 	if l.rounded > 0 {
-		l.b.note("%d of %d links have a metric that is no whole number of 1 or more, which is rounded (%s): repairs may follow other paths than routing; scale metrics as the routers do",
+		l.b.note("%d of %d links have a rounded metric, because theirs is no whole number from 1 (%s): repairs may follow other paths than routing; scale metrics as the routers do",
 			l.rounded, len(l.edges), l.example)
 	}
 	if directed {

@@ -21,7 +21,7 @@ const ISISCommand = "vtysh -c 'show isis hostname' -c 'show isis neighbor detail
 // refuseISISJSON rejects isisd's JSON with the reason. isisd (seen in FRR 8.4, and in the sources of later versions)
 // writes the TLVs of an LSP as keys of one JSON object. Of all adjacencies, and of all LSPs, only the last remains.
 func refuseISISJSON(file string, _ []byte) (*Network, error) {
-	return nil, fmt.Errorf("%s: isisd's JSON keeps only the last adjacency of an LSP and the last LSP of a level: give what %s prints", file, ISISCommand)
+	return nil, fmt.Errorf("%s: isisd's JSON keeps only the last adjacency of an LSP and the last LSP of a level: use the output of %s", file, ISISCommand)
 }
 
 // isisSystem is one system or pseudonode in one level, with all fragments of its LSP.
@@ -94,7 +94,7 @@ func readISIS(file string, data []byte) (*Network, error) {
 		if m := isisName.FindStringSubmatch(s.Text()); m != nil {
 			id := strings.ToLower(m[1])
 			if other, taken := r.ids[m[2]]; taken && other != id {
-				return nil, fmt.Errorf("%s: %s and %s are both called %s: give each a hostname of its own", file, other, id, m[2])
+				return nil, fmt.Errorf("%s: %s and %s are both called %s: give each its own hostname", file, other, id, m[2])
 			}
 			r.hostnames[id], r.ids[m[2]] = m[2], id
 		}
@@ -113,7 +113,7 @@ func readISIS(file string, data []byte) (*Network, error) {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	if len(levels) > 1 {
-		n.Notes = append(n.Notes, "the database has two levels: level 1 is left out")
+		n.Notes = append(n.Notes, "the database has two levels: level 1 is omitted")
 	}
 	return n, nil
 }
@@ -271,7 +271,7 @@ func (r *isisReader) network() (*Network, error) {
 		for _, e := range s.edges(mt) {
 			far, known := r.systems[e.to]
 			if !known {
-				b.note("%s announces a neighbour %s whose LSP is not in the database", r.name(id), e.to)
+				b.note("%s announces neighbour %s, but its LSP is not in the database", r.name(id), e.to)
 				continue
 			}
 			if !far.router() || e.metric > maxMetric || far == s {
@@ -288,7 +288,7 @@ func (r *isisReader) network() (*Network, error) {
 		r.nameInterfaces(b)
 	}
 	if apart {
-		b.note("IPv6 has a topology of its own, which differs from that of IPv4: IPv4 prefixes are left out")
+		b.note("the IPv6 topology differs from the IPv4 topology: IPv4 prefixes are omitted")
 	}
 	return b.Network()
 }

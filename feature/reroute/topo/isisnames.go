@@ -35,7 +35,7 @@ func (r *isisReader) begin(s *isisSystem, pseudonode, fragment string) error {
 		id = strings.ToLower(s.shown)
 	}
 	if len(id) != 14 || strings.Count(id, ".") != 2 {
-		return fmt.Errorf("nothing says which system id %s has: give what %s prints", s.shown, ISISCommand)
+		return fmt.Errorf("the system id of %s is unknown: use the output of %s", s.shown, ISISCommand)
 	}
 	r.register(s, id, pseudonode)
 	return nil
@@ -59,7 +59,7 @@ func (r *isisReader) register(s *isisSystem, id, pseudonode string) {
 // known checks at the end of an LSP that its system is known.
 func (r *isisReader) known() error {
 	if r.now != nil && r.now.id == "" {
-		return fmt.Errorf("several hostnames begin with %s, and nothing says whose LSP that is: give what %s prints", r.now.shown, ISISCommand)
+		return fmt.Errorf("several hostnames begin with %s, so the router of this LSP is unknown: use the output of %s", r.now.shown, ISISCommand)
 	}
 	return nil
 }

@@ -125,7 +125,7 @@ func TestTopologiesApart(t *testing.T) {
 	}
 	n := kept(t, "isis-lan.txt", "  MT Reachability: 0000.0000.0002.02 (Metric: 10) ipv6-unicast\n  IPv4 Interface Address: 10.77.1.3\n",
 		"  MT Reachability: 0000.0000.0002.02 (Metric: 11) ipv6-unicast\n")
-	if four(n) != 0 || len(n.Notes) != 1 || !strings.Contains(n.Notes[0], "IPv4 prefixes are left out") {
+	if four(n) != 0 || len(n.Notes) != 1 || !strings.Contains(n.Notes[0], "IPv4 prefixes are omitted") {
 		t.Errorf("%d IPv4 prefixes, notes %q", four(n), n.Notes)
 	}
 }

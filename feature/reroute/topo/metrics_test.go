@@ -21,15 +21,15 @@ func TestMetricNotes(t *testing.T) {
 	for _, c := range []struct{ name, text, note string }{
 		{"whole numbers", graph(`{"source": 1, "target": 2, "weight": 3}, {"source": 2, "target": 3, "cost": 4.0}`), ""},
 		{"fractions", graph(`{"source": 1, "target": 2, "weight": 0.3}, {"source": 2, "target": 3, "dist": 12.5}, {"source": 1, "target": 3, "metric": 7}`),
-			"2 of 3 links have a metric that is no whole number of 1 or more, which is rounded (1 to 2: 0.3 is 1)"},
-		{"zero", graph(`{"source": 1, "target": 2, "weight": 0}`), "1 of 1 links have a metric that is no whole number of 1 or more, which is rounded (1 to 2: 0 is 1)"},
-		{"none", graph(`{"source": 1, "target": 2}, {"source": 2, "target": 3, "weight": 10}`), "1 of 2 links have no metric (metric, weight, cost, dist): 1 is taken for each"},
+			"2 of 3 links have a rounded metric, because theirs is no whole number from 1 (1 to 2: 0.3 is 1)"},
+		{"zero", graph(`{"source": 1, "target": 2, "weight": 0}`), "1 of 1 links have a rounded metric, because theirs is no whole number from 1 (1 to 2: 0 is 1)"},
+		{"none", graph(`{"source": 1, "target": 2}, {"source": 2, "target": 3, "weight": 10}`), "1 of 2 links have no metric (metric, weight, cost, dist): each gets 1"},
 		{"another attribute", graph(`{"source": 1, "target": 2, "length": 10}`), "1 of 1 links have no metric"},
 		{"GraphML", xml(`<data key="w">3</data>`), ""},
 		{"GraphML with a fraction", xml(`<data key="w">2.5</data>`), "(1 to 2: 2.5 is 3)"},
 		{"GraphML without", xml(""), "1 of 1 links have no metric"},
 		{"weir's own", nodes + ", metric: 7}", ""},
-		{"weir's own, without one", nodes + "}", "1 of 2 links have no metric (b to c): 1 is taken for each"},
+		{"weir's own, without one", nodes + "}", "1 of 2 links have no metric (b to c): each gets 1"},
 		{"weir's own, counting hops", strings.Replace(nodes, ", metric: 5", "", 1) + "}", ""},
 	} {
 		n, err := topo.Read("net", []byte(c.text))

@@ -68,7 +68,7 @@ func readOSPF6(file string, data []byte) (*Network, error) {
 		return nil, fmt.Errorf("%s: no database of ospf6d: %w", withLine(file, data, err), err)
 	}
 	if len(db.Area) == 0 {
-		return nil, fmt.Errorf("%s: the database has no area: give what %s prints", file, OSPF6Command)
+		return nil, fmt.Errorf("%s: the database has no area: use the output of %s", file, OSPF6Command)
 	}
 	r := &ospf6Reader{b: NewBuilder("ospf6"), interfaces: map[port]string{}, addresses: map[port]netip.Addr{},
 		lans: map[port][]member{}, attached: map[port][]string{}}
@@ -81,7 +81,7 @@ func readOSPF6(file string, data []byte) (*Network, error) {
 		return a.ID == "0.0.0.0"
 	}))]
 	if len(db.Area) > 1 {
-		r.b.note("the database has %d areas: only %s is planned for", len(db.Area), area.ID)
+		r.b.note("the database has %d areas: the plan is for %s only", len(db.Area), area.ID)
 	}
 	n, err := r.area(area.LSA)
 	if err != nil {
@@ -197,7 +197,7 @@ func (r *ospf6Reader) prefixes(routers map[string]int, l ospf6LSA) error {
 func (r *ospf6Reader) router(routers map[string]int, l ospf6LSA) error {
 	for _, d := range l.Description {
 		if d.Metric > maxMetric {
-			return fmt.Errorf("a link of %s has metric %d: 1 to %d are possible", l.Router, d.Metric, maxMetric)
+			return fmt.Errorf("a link of %s has metric %d: want 1 to %d", l.Router, d.Metric, maxMetric)
 		}
 		mine, far := port{l.Router, d.Interface}, port{d.Remote, d.RemoteInterface}
 		link := Link{From: routers[l.Router], Metric: max(d.Metric, 1), Interface: r.interfaces[mine], Local: r.addresses[mine]}
@@ -205,7 +205,7 @@ func (r *ospf6Reader) router(routers map[string]int, l ospf6LSA) error {
 		case "Point-To-Point", "Virtual-Link":
 			to, ok := routers[d.Remote]
 			if !ok || d.Remote == l.Router || d.Type == "Virtual-Link" {
-				r.b.note("%s announces a link of type %s to %s that is not used", l.Router, d.Type, d.Remote)
+				r.b.note("%s announces an unused link of type %s to %s", l.Router, d.Type, d.Remote)
 				continue
 			}
 			link.To, link.Remote = to, r.addresses[far]

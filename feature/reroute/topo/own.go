@@ -69,7 +69,7 @@ func readOwn(file string, data []byte) (*Network, error) {
 			errs = append(errs, x.Pos.Errorf("a node needs a name"))
 			continue
 		case twice:
-			errs = append(errs, x.Pos.Errorf("node %s is there already", x.Name))
+			errs = append(errs, x.Pos.Errorf("node %s exists already", x.Name))
 			continue
 		}
 		if err := checkName("node", x.Name); err != nil {
@@ -92,7 +92,7 @@ func readOwn(file string, data []byte) (*Network, error) {
 		}
 		for what, sid := range map[string]netip.Addr{"end": x.End, "dt6": x.DT6, "dt4": x.DT4, "dt46": x.DT46} {
 			if sid.IsValid() && !sid.Is6() {
-				errs = append(errs, x.Pos.Errorf("node %s: %s: %s is no SID: an IPv6 address is", x.Name, what, sid))
+				errs = append(errs, x.Pos.Errorf("node %s: %s: %s is no SID: want an IPv6 address", x.Name, what, sid))
 			}
 		}
 	}
@@ -153,7 +153,7 @@ func (f ownFile) noteMetrics(b *Builder) {
 		}
 	}
 	if without > 0 && without < len(f.Links) {
-		b.note("%d of %d links have no metric (%s): 1 is taken for each", without, len(f.Links), example)
+		b.note("%d of %d links have no metric (%s): each gets 1", without, len(f.Links), example)
 	}
 }
 
@@ -174,7 +174,7 @@ func (l ownLink) add(b *Builder) error {
 		*to = i
 	}
 	if l.From == l.To {
-		return l.Pos.Errorf("a link joins two nodes, this one %s with itself", l.From)
+		return l.Pos.Errorf("a link joins two nodes, but this one joins %s with itself", l.From)
 	}
 	back := there
 	l.ownSide.into(&there)
@@ -189,7 +189,7 @@ func (l ownLink) add(b *Builder) error {
 			*m = 1
 		}
 		if *m > maxMetric {
-			return l.Pos.Errorf("metric %d: 1 to %d are possible", *m, maxMetric)
+			return l.Pos.Errorf("metric %d: use 1 to %d", *m, maxMetric)
 		}
 	}
 	there.Remote, back.Remote = back.Local, there.Local

@@ -126,7 +126,7 @@ func (s *SIDs) AddTo(n *Network) error {
 	}
 	for i, x := range s.Nodes {
 		if slices.IndexFunc(s.Nodes, func(o nodeSIDs) bool { return o.Name == x.Name }) < i {
-			errs = append(errs, x.Errorf("node %s stands there twice", x.Name))
+			errs = append(errs, x.Errorf("node %s is listed twice", x.Name))
 		}
 		at, err := s.node(n, x.Pos, x.Name)
 		if err != nil {
@@ -204,7 +204,7 @@ func (s *SIDs) locate(n *Network, locators map[int]netip.Prefix) error {
 		}
 	}
 	if len(locators) == 0 {
-		return s.Errorf("locators: no router announces a prefix in %s that could be a locator", s.Locators)
+		return s.Errorf("locators: no router announces a locator in %s", s.Locators)
 	}
 	by := map[netip.Prefix]string{}
 	for i, x := range n.Nodes {
@@ -230,7 +230,7 @@ func (f *functions) addTo(n *Network, locators map[int]netip.Prefix) error {
 				continue
 			}
 			if netip.PrefixFrom(a, l.Bits()).Masked().Addr() != netip.IPv6Unspecified() {
-				return f.Errorf("functions: %s has bits within the first %d, which are the locator's (%s of %s)", a, l.Bits(), l, n.Nodes[i].Name)
+				return f.Errorf("functions: %s has bits within the first %d, the locator's part (%s of %s)", a, l.Bits(), l, n.Nodes[i].Name)
 			}
 			sid, bits := l.Addr().As16(), a.As16()
 			for b := range sid {

@@ -120,7 +120,7 @@ func (n *Network) Check() error {
 		case l.From < 0 || l.From >= len(n.Nodes) || l.To < 0 || l.To >= len(n.Nodes) || l.From == l.To:
 			return fmt.Errorf("network %s: link %d joins nodes %d and %d of %d", n.Name, i, l.From, l.To, len(n.Nodes))
 		case l.Metric < 1 || l.Metric > maxMetric:
-			return fmt.Errorf("network %s: link %s has metric %d: 1 to %d are possible", n.Name, n.LinkName(i), l.Metric, maxMetric)
+			return fmt.Errorf("network %s: link %s has metric %d: use 1 to %d", n.Name, n.LinkName(i), l.Metric, maxMetric)
 		case l.Reverse < 0 || l.Reverse >= len(n.Links) || n.Links[l.Reverse].Reverse != i ||
 			n.Links[l.Reverse].From != l.To || n.Links[l.Reverse].To != l.From:
 			return fmt.Errorf("network %s: link %s is not the other direction of its reverse", n.Name, n.LinkName(i))

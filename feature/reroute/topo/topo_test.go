@@ -86,7 +86,7 @@ a→b #2 6
 b→a #2 6
 b→c 1 on hall
 c→b 1 on hall
-note: 1 of 3 links have no metric (b to c): 1 is taken for each
+note: 1 of 3 links have no metric (b to c): each gets 1
 `},
 		{"graphml", graphML, `Old & New geographic=true
 ? at 7.5 50.5
@@ -98,9 +98,9 @@ note: 1 of 3 links have no metric (b to c): 1 is taken for each
 ? (1)→? #2 1
 ? (1)→2 1
 2→? (1) 1
-note: a link of ? (1) to itself carries nothing and is left out
-note: 2 of 3 links have no metric (metric, weight, cost, dist): 1 is taken for each
-note: 1 of 3 links have a metric that is no whole number of 1 or more, which is rounded (0 to 1: 2.6 is 3): repairs may follow other paths than routing; scale metrics as the routers do
+note: a link of ? (1) to itself is omitted
+note: 2 of 3 links have no metric (metric, weight, cost, dist): each gets 1
+note: 1 of 3 links have a rounded metric, because theirs is no whole number from 1 (0 to 1: 2.6 is 3): repairs may follow other paths than routing; scale metrics as the routers do
 `},
 		{"node-link", nodeLink, `g geographic=true
 A at 7 50
@@ -108,9 +108,9 @@ x
 2
 A→x 1
 x→A 4
-note: 1 of 3 links have no metric (metric, weight, cost, dist): 1 is taken for each
-note: 1 of 3 links have a metric that is no whole number of 1 or more, which is rounded (0 to x: 0.2 is 1): repairs may follow other paths than routing; scale metrics as the routers do
-note: 2→A is announced by 2 only and not used
+note: 1 of 3 links have no metric (metric, weight, cost, dist): each gets 1
+note: 1 of 3 links have a rounded metric, because theirs is no whole number from 1 (0 to x: 0.2 is 1): repairs may follow other paths than routing; scale metrics as the routers do
+note: 2→A is announced by 2 only and omitted
 `},
 	} {
 		n, err := topo.Read(c.name, []byte(c.text))
@@ -130,9 +130,9 @@ func TestErrors(t *testing.T) {
 		{"", "f:1:1: the file is empty"},
 		{"nodes: [{name: a}]\nlinks:\n  - {from: a, to: b}\n", `f:3:5: there is no node "b"`},
 		{"nodes: [{name: core1}, {name: core2}]\nlinks:\n  - {from: core1, to: coer2}\n", `f:3:5: there is no node "coer2"; did you mean "core2"?`},
-		{"nodes: [{name: a}, {name: a}]\n", "f:1:20: node a is there already"},
+		{"nodes: [{name: a}, {name: a}]\n", "f:1:20: node a exists already"},
 		{"nodes:\n  - {nam: a}\n", `f:2:6: nodes[0]: unknown key "nam"; did you mean "name"?`},
-		{"nodes: [{name: a}, {name: b}]\nlinks:\n  - {from: a, to: b, metric: 16777215}\n", "f:3:30: metric 16777215: 1 to 16777214 are possible"},
+		{"nodes: [{name: a}, {name: b}]\nlinks:\n  - {from: a, to: b, metric: 16777215}\n", "f:3:30: metric 16777215: use 1 to 16777214"},
 		{"nodes: [{name: a, end: 192.0.2.1}]\n", "no SID"},
 		{"nodes:\n  - {name: a, end: 'fc00::1'}\n  - {name: b, end: 'fc00::1'}\n", "f:3:20: end of node b has the SID fc00::1, as has the end of node a"},
 		{"nodes:\n  - {name: a, end: 'fc00::1', dt6: 'fc00::1'}\n", "f:2:36: dt6 of node a has the SID "},
@@ -151,7 +151,7 @@ func TestErrors(t *testing.T) {
 		{`{"areas": []}`, topo.ISISCommand},
 		{`{"areaScopedLinkStateDb": []}`, topo.OSPF6Command},
 		{"IS-IS Level-2 link-state database:\n", "the database has no LSP"},
-		{"IS-IS Level-2 link-state database:\nr1.00-00 * 36 0x00000002 0xa21a 1134 0/0/0\n", "f:2: nothing says which system id r1 has: give what vtysh"},
+		{"IS-IS Level-2 link-state database:\nr1.00-00 * 36 0x00000002 0xa21a 1134 0/0/0\n", "f:2: the system id of r1 is unknown: use the output of vtysh"},
 	} {
 		_, err := topo.Read("f", []byte(c.text))
 		if err == nil || !strings.Contains(err.Error(), c.want) {

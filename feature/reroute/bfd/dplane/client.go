@@ -96,7 +96,7 @@ func (c *Client) Adopt(files []*os.File, owners map[uint32]Owner) {
 			n, err = c.newConn(socket)
 		}
 		if err != nil {
-			c.log.Warn("a connection to bfdd that was kept is none", "err", err)
+			c.log.Warn("kept connection to bfdd is unusable", "err", err)
 			continue
 		}
 		n.kept = true
@@ -137,7 +137,7 @@ func (c *Client) Run(ctx context.Context) error {
 		}
 		if err != nil {
 			if connected || !tried {
-				c.log.Warn("bfdd is not there", "address", c.address, "err", err)
+				c.log.Warn("cannot connect to bfdd", "address", c.address, "err", err)
 			}
 			connected = false
 			if !sleep(ctx, redial) {
@@ -292,9 +292,9 @@ func (n *conn) serve(ctx context.Context, told chan<- struct{}) {
 		return
 	case errors.Is(err, net.ErrClosed): // closed by this client
 	case len(n.sessions) > 0:
-		n.c.log.Warn("bfdd has closed the connection: its sessions are down", "sessions", len(n.sessions), "err", err)
+		n.c.log.Warn("bfdd closed the connection, its sessions are down", "sessions", len(n.sessions), "err", err)
 	case !errors.Is(err, io.EOF):
-		n.c.log.Warn("bfdd", "err", err)
+		n.c.log.Warn("connection to bfdd failed", "err", err)
 	}
 	if n.kept {
 		n.c.keep.Remove(n.cookie)
@@ -311,7 +311,7 @@ func (n *conn) keepOpen() {
 		return
 	}
 	if err := n.control(func(fd int) error { return n.c.keep.Put(n.cookie, fd) }); err != nil {
-		n.c.log.Warn("bfdd will have its sessions down when weir serve restarts", "err", err)
+		n.c.log.Warn("sessions of bfdd will go down when weir serve restarts", "err", err)
 		return
 	}
 	n.kept = true
@@ -342,7 +342,7 @@ func (n *conn) handle(m message, told chan<- struct{}) error {
 		}
 		n.sessions[d], c.owner[d] = true, n
 		if err := c.engine.Add(s, Owner{n.cookie, n.version}); err != nil {
-			c.log.Warn("a session of bfdd's cannot run", "peer", s.Peer, "interface", s.Device, "err", err)
+			c.log.Warn("session of bfdd rejected", "peer", s.Peer, "interface", s.Device, "err", err)
 		}
 		select {
 		case told <- struct{}{}:

@@ -56,7 +56,7 @@ func (in *incoming) next() (m message, length int, err error) {
 			return m, 0, err
 		}
 		if time.Now().After(end) {
-			return m, 0, fmt.Errorf("%w: the rest of a message has not come in %v", errProtocol, restLimit)
+			return m, 0, fmt.Errorf("%w: the rest of a message is missing after %v", errProtocol, restLimit)
 		}
 	}
 }

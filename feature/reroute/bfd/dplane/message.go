@@ -94,7 +94,7 @@ func read(r io.Reader) (m message, err error) {
 	}
 	m.body = make([]byte, length-headLength)
 	if _, err := io.ReadFull(r, m.body); err != nil {
-		return m, fmt.Errorf("%w: it ends within a message: %w", errProtocol, err)
+		return m, fmt.Errorf("%w: the stream ends within a message: %w", errProtocol, err)
 	}
 	return m, nil
 }

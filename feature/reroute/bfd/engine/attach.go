@@ -96,7 +96,7 @@ func (e *Engine) attach(l *kernel.WriteLock, want map[string]hook, anew bool) er
 	defer programs.Close()
 	for name, h := range moves {
 		if err := k.move(name, programs.Programs[h.program]); err != nil {
-			return fmt.Errorf("exchanging the program of %s: %w", name, err)
+			return fmt.Errorf("replacing the program of %s: %w", name, err)
 		}
 		kernel.Step("bfd:moved")
 	}

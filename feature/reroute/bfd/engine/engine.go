@@ -20,7 +20,7 @@ type tables struct {
 }
 
 // errTaken reports a second session with one discriminator, or with one neighbour on one device.
-var errTaken = errors.New("there is such a session already")
+var errTaken = errors.New("such a session exists already")
 
 // put creates a session at a free place, or changes the one there. generation must differ from every earlier
 // session's.

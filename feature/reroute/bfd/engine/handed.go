@@ -127,7 +127,7 @@ func (e *Engine) publishHanded(l *kernel.WriteLock, text []byte) (map[string]*eb
 	}
 	e.owners, err = ebpf.NewMap(&ebpf.MapSpec{Name: "bfd_owners", Type: ebpf.Hash, KeySize: 4, ValueSize: ownerSize, MaxEntries: maxSessions})
 	if err != nil {
-		return out, fmt.Errorf("making the map of owners: %w", err)
+		return out, fmt.Errorf("creating the map of owners: %w", err)
 	}
 	out[ownersPin] = e.owners
 	return out, e.publishWith(l, text, out)
@@ -198,7 +198,7 @@ func (e *Engine) disown(discriminator uint32) error {
 		return nil
 	}
 	if err := e.owners.Delete(discriminator); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("forgetting the owner of a session: %w", err)
+		return fmt.Errorf("deleting the owner of a session: %w", err)
 	}
 	return nil
 }

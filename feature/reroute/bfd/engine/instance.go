@@ -196,7 +196,7 @@ func (e *Engine) newMaps(l *kernel.WriteLock) (map[string]*ebpf.Map, error) {
 		}
 		m, err := ebpf.NewMap(spec.Maps[name])
 		if err != nil {
-			return out, fmt.Errorf("making the map %s: %w", name, err)
+			return out, fmt.Errorf("creating the map %s: %w", name, err)
 		}
 		out[pin] = m
 	}

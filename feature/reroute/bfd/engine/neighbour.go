@@ -68,7 +68,7 @@ func (e *Engine) resolveOne(place uint32, c *bpf.BfdBfdSetup, seen map[[2]int][]
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
 		return nil // the session waits for its device
 	} else if err != nil {
-		return fmt.Errorf("looking for the neighbour %s: %w", n.IP, err)
+		return fmt.Errorf("resolving the neighbour %s: %w", n.IP, err)
 	}
 	i := slices.IndexFunc(all, func(o netlink.Neigh) bool {
 		return o.IP.Equal(n.IP) && o.State&validNeighbour != 0 && len(o.HardwareAddr) == 6
@@ -110,9 +110,9 @@ func lookupError(n *netlink.Neigh, err error) error {
 		if n.Family == unix.AF_INET6 {
 			family = "ipv6"
 		}
-		return fmt.Errorf("looking for the neighbour %s: the kernel has no room for more neighbours (%w): raise net.%s.neigh.default.gc_thresh3 of the host", n.IP, err, family)
+		return fmt.Errorf("resolving the neighbour %s: the kernel has no room for more neighbours (%w): raise net.%s.neigh.default.gc_thresh3 of the host", n.IP, err, family)
 	}
-	return fmt.Errorf("looking for the neighbour %s: %w", n.IP, err)
+	return fmt.Errorf("resolving the neighbour %s: %w", n.IP, err)
 }
 
 // warnAgain is the time between equal warnings.

@@ -51,7 +51,7 @@ func (s *Session) Validate() error {
 		return fmt.Errorf("source port %d: want %d or more", s.SourcePort, bfd.FirstSourcePort)
 	}
 	if s.Echo < 0 || s.Echo != time.Duration(micros(s.Echo))*time.Microsecond {
-		return fmt.Errorf("echo interval %s: take whole microseconds", s.Echo)
+		return fmt.Errorf("echo interval %s: use whole microseconds", s.Echo)
 	}
 	if s.Key != nil {
 		return s.Key.Validate()

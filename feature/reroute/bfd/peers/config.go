@@ -87,27 +87,27 @@ func (s *Session) Validate() (errs []error) {
 	case s.Peer.Zone() != "" || s.Local.Zone() != "":
 		fail("peer: without %%%s: the path says which interface", s.Peer.Zone()+s.Local.Zone())
 	case s.Local.IsValid() && s.Local.Is4() != s.Peer.Is4():
-		fail("local: %s and the peer %s are of two families", s.Local, s.Peer)
+		fail("local: %s and the peer %s are of different families", s.Local, s.Peer)
 	}
 	if s.Interval < minInterval || s.Interval > maxInterval || s.Interval%time.Microsecond != 0 {
-		fail("interval: %s: take %s to %s", s.Interval, minInterval, maxInterval)
+		fail("interval: %s: use %s to %s", s.Interval, minInterval, maxInterval)
 	}
 	if s.Echo != 0 && (s.Echo < minInterval || s.Echo > maxInterval || s.Echo%time.Microsecond != 0) {
-		fail("echo: %s: take %s to %s", s.Echo, minInterval, maxInterval)
+		fail("echo: %s: use %s to %s", s.Echo, minInterval, maxInterval)
 	}
 	if s.Echo != 0 && (s.Peer.IsLinkLocalUnicast() || s.Local.IsLinkLocalUnicast()) && s.Peer.Is6() {
-		fail("echo: nothing is forwarded to a link-local address: take global ones of the link for peer and local")
+		fail("echo: nothing is forwarded to a link-local address: use global addresses of the link for peer and local")
 	}
 	if s.Multiplier < 1 || s.Multiplier > 255 {
-		fail("multiplier: %d: take 1 to 255, 3 in general", s.Multiplier)
+		fail("multiplier: %d: use 1 to 255, 3 in general", s.Multiplier)
 	}
 	switch {
 	case s.KeyFile == "" && (s.Auth != "" || s.KeyID != 0):
-		fail("key_file: auth and key_id are about a key: say which file has it")
+		fail("key_file: auth and key_id need a file with the key")
 	case s.Auth != "" && s.Auth != KeyedSHA1 && s.Auth != MeticulousSHA1:
-		fail("auth: %q: take %s or %s", s.Auth, KeyedSHA1, MeticulousSHA1)
+		fail("auth: %q: use %s or %s", s.Auth, KeyedSHA1, MeticulousSHA1)
 	case s.KeyID < 0 || s.KeyID > 255:
-		fail("key_id: %d: take 0 to 255", s.KeyID)
+		fail("key_id: %d: use 0 to 255", s.KeyID)
 	}
 	return errs
 }

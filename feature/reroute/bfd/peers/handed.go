@@ -125,7 +125,7 @@ func (h *handed) adopt(connections []*os.File, log feature.Logger) error {
 		h.told[d] = dplane.Change{}
 	}
 	h.client.Adopt(connections, of)
-	log.Info("goes on with sessions of bfdd", "sessions", len(h.told))
+	log.Info("continuing sessions of bfdd", "sessions", len(h.told))
 	return nil
 }
 
@@ -154,7 +154,7 @@ type handed struct {
 // Add implements dplane.Engine.
 func (h *handed) Add(s dplane.Session, o dplane.Owner) error {
 	if s.Multihop {
-		return errors.New("a session of several hops: weir runs those of one hop (RFC 5881); set bfdd's up without the data plane")
+		return errors.New("multihop session: weir runs single-hop sessions only (RFC 5881): use a bfdd without the data plane for it")
 	}
 	x := engine.Session{Config: s.Config, Local: s.Local, Peer: s.Peer.WithZone(""), Ifindex: s.Ifindex}
 	if s.Echo && !(x.Peer.Is6() && x.Peer.IsLinkLocalUnicast()) { // link-local addresses are not forwarded
@@ -276,7 +276,7 @@ func (h *handed) tell(ctx context.Context, log feature.Logger) {
 	defer both.Wait()
 	both.Go(func() {
 		if err := h.e.Changes(ctx, func(d uint32) bool { h.announce(d); return true }); err != nil {
-			log.Warn("bfdd hears of changes late", "err", err)
+			log.Warn("changes of sessions reach bfdd late", "err", err)
 		}
 	})
 	for range (feature.Loop{Every: time.Second, Later: true}).Turns(ctx) {
@@ -284,7 +284,7 @@ func (h *handed) tell(ctx context.Context, log feature.Logger) {
 			log.Warn("links are not judged by bfdd's sessions as configured", "err", err)
 		}
 		if err := h.e.GiveBack(orphaned); err != nil && ctx.Err() == nil {
-			log.Warn("links of sessions that have ended stay down", "err", err)
+			log.Warn("links of ended sessions stay down", "err", err)
 		}
 		h.mu.Lock()
 		var all []uint32

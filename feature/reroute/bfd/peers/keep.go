@@ -75,7 +75,7 @@ func (k *keep) name(kind, name string) string { return storePrefix + k.scope + "
 func (k *keep) put(kind, name string, fd int) error {
 	err := fdstore.Put(k.name(kind, name), fd)
 	if err != nil {
-		k.log.Warn("bfdd will have its sessions down when weir serve restarts", "err", err)
+		k.log.Warn("sessions of bfdd will go down when weir serve restarts", "err", err)
 	}
 	return err
 }

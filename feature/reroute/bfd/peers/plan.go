@@ -102,7 +102,7 @@ func (c Config) warnOfEcho(plan *feature.Plan) {
 		}
 		text, err := os.ReadFile("/proc/sys/net/" + family + "/conf/" + of + "/forwarding")
 		if s.Echo != 0 && err == nil && strings.TrimSpace(string(text)) == "0" {
-			plan.Warn("session %s: echo packets of %s do not come back to it, and it may not use the link, as this host does not forward: sysctl -w net/%s/conf/%s/forwarding=1", s.Name, s.Peer, family, of)
+			plan.Warn("session %s: echo packets of %s do not return to it, so it may not use the link: enable forwarding on this host: sysctl -w net/%s/conf/%s/forwarding=1", s.Name, s.Peer, family, of)
 		}
 	}
 }
@@ -123,7 +123,7 @@ func (c Config) warnOfPeers(plan *feature.Plan) {
 		}):
 			plan.Warn("session %s: peer: %s is an address of this host: say the neighbour's", s.Name, s.Peer)
 		case err == nil && !s.Local.IsValid() && !localTo(d, s.Peer).IsValid():
-			plan.Warn("session %s: peer: no address of %s is in the network of %s: the session begins once there is one, or say local", s.Name, s.Device, s.Peer)
+			plan.Warn("session %s: peer: no address of %s is in the network of %s: the session starts once there is one, or set local", s.Name, s.Device, s.Peer)
 		}
 	}
 }
@@ -131,7 +131,7 @@ func (c Config) warnOfPeers(plan *feature.Plan) {
 func summary(c Config) string {
 	out := fmt.Sprintf("%d sessions", len(c.Sessions))
 	if c.FRR != "" {
-		out += ", and those of bfdd at " + c.FRR
+		out += ", and bfdd's at " + c.FRR
 	}
 	return out
 }
@@ -219,7 +219,7 @@ func PlanUpgrade(r *kernel.Root) (plan feature.Plan, err error) {
 			continue
 		}
 		p := all[scope]
-		plan.Add(feature.Step{Verb: "upgrade", Object: "BFD of namespace " + scope, Detail: "programs of another weir",
+		plan.Add(feature.Step{Verb: "upgrade", Object: "BFD of namespace " + scope, Detail: "programs of another weir version",
 			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) {
 				ns, err := netns.Find(p.Netns, p.ID)
 				if err != nil {

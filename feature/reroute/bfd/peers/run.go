@@ -101,7 +101,7 @@ func start(life context.Context, r *kernel.Root, p published, inherited *inherit
 		all.Go(func() {
 			for ctx.Err() == nil {
 				if err := part(); err != nil && ctx.Err() == nil {
-					log.Warn("BFD", "netns", p.Netns, "err", err)
+					log.Warn("BFD sessions are not supervised, retrying", "netns", p.Netns, "err", err)
 				}
 				select {
 				case <-ctx.Done():

@@ -253,7 +253,7 @@ func (p *published) state(s Session, found map[uint32]engine.Status, now time.Du
 	out := SessionState{Name: s.Name, Netns: p.Netns, Device: s.Device, Peer: s.Peer, State: bfd.Down, Keyless: s.KeyFile == ""}
 	x, there := found[p.Discriminators[s.Name]]
 	if !there {
-		out.Problem = fmt.Sprintf("it waits for the device %s and an address of it in the network of %s", s.Device, s.Peer)
+		out.Problem = fmt.Sprintf("waiting for device %s with an address in the network of %s", s.Device, s.Peer)
 		return out
 	}
 	out.of(x, now)

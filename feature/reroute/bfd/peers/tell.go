@@ -37,7 +37,7 @@ func (t *told) changes(ctx context.Context, e *engine.Engine) {
 		return true
 	})
 	if err != nil && ctx.Err() == nil {
-		t.log.Warn("changes of BFD sessions are told of late", "err", err)
+		t.log.Warn("changes of BFD sessions are logged late", "err", err)
 	}
 }
 
@@ -87,7 +87,7 @@ func logVerdict(log feature.Logger, st engine.Status, args []any) {
 		return
 	}
 	if st.Ups == 0 {
-		log.Warn("BFD session is not up again, and its link stays down", append(args, "reason", "its device was made anew, or its addresses changed")...)
+		log.Warn("BFD session is not up again, and its link stays down", append(args, "reason", "its device was recreated, or its addresses changed")...)
 		return
 	}
 	log.Warn("BFD session is down", append(args, "reason", st.Diag, "peer_says", fmt.Sprintf("%s, %s", st.Remote.State, st.Remote.Diag))...)
