@@ -17,12 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Binding leads what is sent to the addresses of a prefix, by a protocol and to a
-// port, to a service. The longest prefix that is bound for a packet decides; of one
-// prefix, the binding of the port goes before that of every port. A longer prefix
-// that is bound for another port or protocol hides nothing.
+// Binding directs traffic to the addresses of a prefix, for a protocol and a port, to a service. The longest matching
+// prefix decides. For one prefix, a binding of the port wins over a binding of every port. A longer prefix of another
+// port or protocol has no effect.
 //
-// As JSON it is a binding of tubular's.
+// The JSON form is tubular's.
 type Binding struct {
 	Service string       `json:"label"`
 	Prefix  netip.Prefix `json:"prefix"` // masked; IPv4 never as v4-mapped
@@ -33,7 +32,7 @@ type Binding struct {
 // Proto is a protocol by its number, written tcp or udp.
 type Proto uint8
 
-// String is tcp or udp.
+// String returns tcp or udp.
 func (p Proto) String() string {
 	switch p {
 	case unix.IPPROTO_TCP:
@@ -61,15 +60,14 @@ func (p *Proto) UnmarshalText(text []byte) error {
 }
 
 var (
-	// ErrBinding is wrapped by every error about what a binding says.
+	// ErrBinding is wrapped by every error about the content of a binding.
 	ErrBinding = errors.New("no such binding")
-	// ErrBound says that a service of the configuration has what was to be bound.
+	// ErrBound means that a configured service listens on the prefix already.
 	ErrBound = errors.New("taken")
 )
 
-// ParsePrefix reads an address or a prefix as bindings have it: v4-mapped IPv6 is
-// IPv4. Bits behind the length are an error: 192.0.2.7/24 can mean the one address or
-// all 256.
+// ParsePrefix parses an address or a prefix. v4-mapped IPv6 becomes IPv4. Bits beyond the length are an error:
+// 192.0.2.7/24 could mean one address or all 256.
 func ParsePrefix(s string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(s)
 	if err != nil {
@@ -94,7 +92,7 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 	return p, nil
 }
 
-// String is the binding as a command takes it.
+// String formats the binding for people.
 func (b Binding) String() string {
 	port := fmt.Sprint(b.Port)
 	if b.Port == 0 {
@@ -107,7 +105,7 @@ func (b Binding) key() table.Key {
 	return table.Key{Prefix: b.Prefix, Proto: uint8(b.Proto), Port: b.Port}
 }
 
-// withRoom returns f's error, having made room as long as the bindings are full.
+// withRoom calls f. If the table is full, it enlarges the table and calls f again.
 func withRoom(l *kernel.WriteLock, ns *netns.Handle, room int, f func(*dispatch) error) error {
 	for {
 		d, err := openDispatch(l, ns, room)
@@ -124,8 +122,8 @@ func withRoom(l *kernel.WriteLock, ns *netns.Handle, room int, f func(*dispatch)
 	}
 }
 
-// Bind binds one prefix, in one store: every packet meets the state before or after
-// it. It returns the service to which it was bound before, if any.
+// Bind binds one prefix with one store, so every packet sees the state before or after it. It returns the previously
+// bound service, if any.
 func Bind(l *kernel.WriteLock, ns *netns.Handle, b Binding) (was string, err error) {
 	if _, err := checkBindings(l.Root, record.Scope(ns), []Binding{b}); err != nil {
 		return "", err
@@ -164,7 +162,7 @@ func (d *dispatch) bind(b Binding) (was string, err error) {
 	return was, err
 }
 
-// unbound counts one binding less of a name, and forgets it when that was all.
+// unbound decrements a name's count of bindings. It forgets a name without bindings and sockets.
 func (d *dispatch) unbound(name string) error {
 	x, ok, err := d.labels.Get(name)
 	if err != nil || !ok {
@@ -177,8 +175,7 @@ func (d *dispatch) unbound(name string) error {
 	return d.labels.Put(name, x)
 }
 
-// Unbind removes one binding. What it covered meets the next shorter prefix, or
-// the kernel's own choice.
+// Unbind removes one binding. Its traffic then goes to the next shorter prefix, or to the kernel's own choice.
 func Unbind(l *kernel.WriteLock, ns *netns.Handle, b Binding) error {
 	missing := fmt.Errorf("%w: %s %s port %d is not bound", ErrBinding, b.Proto, b.Prefix, b.Port)
 	d, err := openDispatchThere(l, ns)
@@ -216,7 +213,7 @@ func Unbind(l *kernel.WriteLock, ns *netns.Handle, b Binding) error {
 	return d.removeIdle()
 }
 
-// checkBindings says what is wrong with bindings in a namespace, or sorts them.
+// checkBindings validates bindings in a namespace and sorts them.
 func checkBindings(r *kernel.Root, scope string, all []Binding) ([]bindingOrder, error) {
 	services := map[string]*record.Service{}
 	var listens []Binding

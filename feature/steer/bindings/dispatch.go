@@ -14,7 +14,7 @@ import (
 	"github.com/weir-project/weir/table"
 )
 
-// roomFor is the least room that takes n bindings.
+// roomFor returns the smallest capacity for n bindings.
 func roomFor(n int) int {
 	room := engine.FewestBindings
 	for room < n {
@@ -23,20 +23,19 @@ func roomFor(n int) int {
 	return room
 }
 
-// dispatch is a namespace's bindings and the services that they lead to, open for
-// writing.
+// dispatch is the bindings of a namespace and their services, open for writing.
 type dispatch struct {
 	*engine.Engine
 	ns     *netns.Handle
 	bound  *table.Bindings
 	labels *engine.Labels
 
-	acquired map[uint32]bool // numbers that acquire returned
+	acquired map[uint32]bool // numbers returned by acquire
 	free     []uint32        // numbers that freeNumber may return
 }
 
-// openDispatch opens the dispatch of a namespace, with room for so many bindings.
-// It makes the engine, or has it go over, where that is not there yet.
+// openDispatch opens the dispatch of a namespace, with capacity for at least room bindings. If necessary it creates the
+// engine or moves it to larger maps.
 func openDispatch(l *kernel.WriteLock, ns *netns.Handle, room int) (*dispatch, error) {
 	if room > table.MaxBindings {
 		return nil, fmt.Errorf("%w: there may be %d in a namespace at most", table.ErrFull, table.MaxBindings)
@@ -65,8 +64,7 @@ func openDispatch(l *kernel.WriteLock, ns *netns.Handle, room int) (*dispatch, e
 	return newDispatch(e, ns)
 }
 
-// openDispatchThere opens what there is. It returns ErrNotExist where nothing was
-// ever bound.
+// openDispatchThere opens an existing dispatch. It returns ErrNotExist if the namespace never had a binding.
 func openDispatchThere(l *kernel.WriteLock, ns *netns.Handle) (*dispatch, error) {
 	if err := engine.CleanStale(l); err != nil {
 		return nil, err
@@ -94,7 +92,6 @@ func newDispatch(e *engine.Engine, ns *netns.Handle) (_ *dispatch, err error) {
 	return d, nil
 }
 
-// Close closes the maps; everything stays pinned.
 func (d *dispatch) Close() {
 	if d.bound != nil {
 		d.bound.Close()
@@ -102,8 +99,7 @@ func (d *dispatch) Close() {
 	d.Engine.Close()
 }
 
-// change runs what changes bindings and counts of services. Killed in it, the next
-// one to open the dispatch counts anew.
+// change runs f, a change of bindings and counts. After a kill in f, the next opening counts again.
 func (d *dispatch) change(f func() error) error {
 	if err := d.labels.Mark(true); err != nil {
 		return err
@@ -114,7 +110,7 @@ func (d *dispatch) change(f func() error) error {
 	return d.labels.Mark(false)
 }
 
-// recoverCounts corrects the counts that a killed command left.
+// recoverCounts corrects the counts after a killed command.
 func (d *dispatch) recoverCounts() error {
 	marked, err := d.labels.Marked()
 	if err != nil || !marked {
@@ -123,7 +119,7 @@ func (d *dispatch) recoverCounts() error {
 	return d.recount()
 }
 
-// recount counts bindings by what is bound.
+// recount counts the bindings per service.
 func (d *dispatch) recount() error {
 	counts := map[uint32]uint32{}
 	for x, err := range d.bound.All() {
@@ -138,7 +134,7 @@ func (d *dispatch) recount() error {
 	return d.labels.Mark(false)
 }
 
-// removeIdle removes the engine if nothing needs it any more.
+// removeIdle removes an engine without services, bindings and sockets.
 func (d *dispatch) removeIdle() error {
 	if !d.Idle() || d.bound.Len() > 0 {
 		return nil
@@ -153,7 +149,7 @@ func (d *dispatch) removeIdle() error {
 	return d.Lock.Remove(record.EngineInstance(d.Scope, d.Kind))
 }
 
-// KindName names a kind of socket: tcp4, udp6 and so on.
+// KindName returns the name of a kind of socket: tcp4, udp6 and so on.
 func KindName(kind uint32) string {
 	return [engine.KindsIPv4]string{"udp4", "tcp4", "udp6", "tcp6"}[kind]
 }

@@ -15,17 +15,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fileBinding is a binding as tubular writes it: without a protocol it is for both,
-// without a port for every one.
+// fileBinding is a binding in tubular's file format. Without a protocol it means both, without a port every port.
 type fileBinding struct {
 	label, prefix, protocol string
 	port                    uint16
 }
 
-// maxBindingsFile bounds a file of bindings, in bytes: ten million of them have less.
+// maxBindingsFile is the maximum size of a bindings file in bytes, enough for ten million bindings.
 const maxBindingsFile = 2 << 30
 
-// LoadBindingsFile reads a file of bindings; "-" is standard input.
+// LoadBindingsFile reads a bindings file; "-" is standard input.
 func LoadBindingsFile(path string) ([]Binding, error) {
 	name, text, err := safefile.Input(path, maxBindingsFile)
 	if err != nil {
@@ -34,8 +33,8 @@ func LoadBindingsFile(path string) ([]Binding, error) {
 	return parseBindings(name, text)
 }
 
-// parseBindings reads {"bindings": [{"label", "prefix", "port", "protocol"}, …]}, and
-// returns them by address. Errors name file and line.
+// parseBindings parses {"bindings": [{"label", "prefix", "port", "protocol"}, …]} and returns the bindings by address.
+// Errors contain file and line.
 func parseBindings(file string, text []byte) ([]Binding, error) {
 	p := bindingsParser{file: file, text: text, dec: jsontext.NewDecoder(bytes.NewBuffer(text))}
 	if err := p.whole(); err != nil {
@@ -49,16 +48,16 @@ type bindingsParser struct {
 	text []byte
 	dec  *jsontext.Decoder
 	out  []Binding
-	ends []int64 // where each of them ends
+	ends []int64 // end offset of each binding
 }
 
-// fail names the line.
+// fail returns an error with file and line.
 func (p *bindingsParser) fail(at int64, format string, args ...any) error {
 	line := 1 + bytes.Count(p.text[:min(int(at), len(p.text))], []byte{'\n'})
 	return fmt.Errorf("%s:%d: %w", p.file, line, fmt.Errorf("%w: "+format, append([]any{ErrBinding}, args...)...))
 }
 
-// next reads a token. What is no JSON is told with its line.
+// next reads a token. Syntax errors contain the line.
 func (p *bindingsParser) next() (jsontext.Token, error) {
 	t, err := p.dec.ReadToken()
 	var s *jsontext.SyntacticError
@@ -81,7 +80,7 @@ func (p *bindingsParser) expect(kind jsontext.Kind, what string) error {
 	return err
 }
 
-// whole reads the file.
+// whole parses the file.
 func (p *bindingsParser) whole() error {
 	if err := p.expect('{', "an object with bindings"); err != nil {
 		return err
@@ -163,7 +162,7 @@ func (p *bindingsParser) binding() error {
 	return p.add(f, p.dec.InputOffset())
 }
 
-// add takes a binding that ends at an offset.
+// add adds a binding that ends at an offset.
 func (p *bindingsParser) add(f fileBinding, at int64) error {
 	if err := checkLabel(f.label); err != nil {
 		return p.fail(at, "label: %w", err)
@@ -189,8 +188,8 @@ func (p *bindingsParser) add(f fileBinding, at int64) error {
 	return nil
 }
 
-// once returns the bindings in order, which spares whoever compares them the work, each
-// once. It finds what is bound to two services.
+// once returns the bindings sorted and without duplicates, so callers can compare them cheaply. A conflict of two
+// services is an error.
 func (p *bindingsParser) once() ([]Binding, error) {
 	order := bindingsInOrder(p.out)
 	out := make([]Binding, 0, len(order))

@@ -15,8 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// checkLabel says what is wrong with a new name. Names that are there may be any
-// of LabelKey: previous versions took every byte.
+// checkLabel validates a new name. Existing names only satisfy LabelKey, because previous versions accepted every byte.
 func checkLabel(name string) error {
 	if _, err := engine.LabelKey(name); err != nil {
 		return err
@@ -27,8 +26,7 @@ func checkLabel(name string) error {
 	return nil
 }
 
-// count writes how many bindings lead to each number, and forgets the names of those
-// that nothing leads to and that have no socket.
+// count writes the number of bindings of each service number. It forgets names without bindings and sockets.
 func (d *dispatch) count(counts map[uint32]uint32) error {
 	all, err := d.labels.All()
 	if err != nil {
@@ -48,8 +46,8 @@ func (d *dispatch) count(counts map[uint32]uint32) error {
 	return nil
 }
 
-// acquire finds a name, or gives it a number. The number stays the name's until the dispatch is closed, also while nothing
-// leads to it yet: one change acquires many names before it binds anything.
+// acquire returns the label of a name, assigning a number to a new name. The number stays reserved until the dispatch
+// is closed, also before its first binding: one change acquires many names before it binds anything.
 func (d *dispatch) acquire(name string) (x engine.Label, err error) {
 	x, ok, err := d.labels.Get(name)
 	if err == nil && !ok {
@@ -61,13 +59,13 @@ func (d *dispatch) acquire(name string) (x engine.Label, err error) {
 	return x, err
 }
 
-// assign gives a new name a number.
+// assign assigns a number to a new name.
 func (d *dispatch) assign(name string) (x engine.Label, err error) {
 	r, err := d.labels.Registry()
 	if err != nil {
 		return x, err
 	}
-	fresh := r.Next < engine.MaxNamed // nothing is there yet by that number
+	fresh := r.Next < engine.MaxNamed // a number without previous entries
 	if fresh {
 		x.ID = r.Next
 		r.Next++
@@ -93,8 +91,8 @@ func (d *dispatch) assign(name string) (x engine.Label, err error) {
 
 func (d *dispatch) maps(name string) *ebpf.Map { return d.Pins.Maps[name] }
 
-// freeNumber returns a number without bindings and without sockets. It reads the names once for all numbers that it finds:
-// a change may acquire tens of thousands.
+// freeNumber returns a number without bindings and sockets. It reads the names once for all free numbers, because a
+// change may acquire tens of thousands.
 func (d *dispatch) freeNumber() (uint32, error) {
 	if len(d.free) == 0 {
 		if err := d.findFree(); err != nil {
@@ -109,7 +107,7 @@ func (d *dispatch) freeNumber() (uint32, error) {
 	return id, nil
 }
 
-// findFree lists the free numbers, and forgets the names of unused ones.
+// findFree lists the free numbers, and forgets unused names.
 func (d *dispatch) findFree() error {
 	all, err := d.labels.All()
 	if err != nil {
@@ -131,11 +129,11 @@ func (d *dispatch) findFree() error {
 	return nil
 }
 
-// clear takes away what a number had as another name's.
+// clear removes a number's entries of its previous name.
 func (d *dispatch) clear(id uint32) error {
 	for kind := range uint32(engine.KindsIPv4) {
 		if err := d.maps("given").Delete(id*engine.KindsIPv4 + kind); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) && !errors.Is(err, unix.EINVAL) {
-			return err // EINVAL: nothing is there (sock_map_delete_elem)
+			return err // EINVAL: the entry is empty (sock_map_delete_elem)
 		}
 	}
 	return kernel.ZeroPerCPU[bpf.SteerHits](d.maps("hits"), id)

@@ -12,7 +12,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/engine"
 )
 
-// Names that a terminal, a scrape or JSON cannot show are refused on the way in.
+// TestNamesOfBindings: names that a terminal, a scrape or JSON cannot show are rejected.
 func TestNamesOfBindings(t *testing.T) {
 	for name, good := range map[string]bool{
 		"www": true, "web app": true, "Zürich": true, `a\x2db`: true, "-x": true, strings.Repeat("x", engine.MaxLabel): true,
@@ -27,7 +27,7 @@ func TestNamesOfBindings(t *testing.T) {
 			t.Fatal(err)
 		}
 		if name == "\xff" {
-			continue // JSON has no such string
+			continue // JSON cannot express it
 		}
 		_, err = parseBindings("b.json", fmt.Appendf(nil, "{\"bindings\": [\n{\"label\": %s, \"prefix\": \"192.0.2.0/24\"}]}", quoted))
 		if (err == nil) != good || err != nil && !strings.HasPrefix(err.Error(), "b.json:2: ") {
@@ -36,7 +36,7 @@ func TestNamesOfBindings(t *testing.T) {
 	}
 }
 
-// A long name is not repeated as a whole.
+// TestLongLabelIsCut: an error does not repeat a long name as a whole.
 func TestLongLabelIsCut(t *testing.T) {
 	if err := checkLabel(strings.Repeat("a", 1<<20)); !errors.Is(err, engine.ErrLabel) || len(err.Error()) > 1000 {
 		t.Errorf("an error of %d bytes", len(fmt.Sprint(err)))

@@ -15,31 +15,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Named is a service that bindings lead to.
+// Named is a service with bindings or registered sockets.
 type Named struct {
 	Service    string             `json:"service"`
 	Bindings   int                `json:"bindings"`
-	Configured bool               `json:"configured"` // by weir apply: it has slots
+	Configured bool               `json:"configured"` // by weir apply: the service has slots
 	Sockets    []RegisteredSocket `json:"sockets,omitempty"`
 	Steered    uint64             `json:"steered"`  // datagrams, and lookups of a listener
-	Rejected   uint64             `json:"rejected"` // for want of a socket
-	Failed     uint64             `json:"failed"`   // the kernel refused the socket
+	Rejected   uint64             `json:"rejected"` // without a socket
+	Failed     uint64             `json:"failed"`   // the kernel rejected the socket
 }
 
-// RegisteredSocket is a socket and what it serves.
+// RegisteredSocket is a registered socket.
 type RegisteredSocket struct {
 	Kind   string         `json:"kind"` // "udp4", "tcp4", "udp6", "tcp6"
 	Cookie uint64         `json:"cookie"`
-	Local  netip.AddrPort `json:"local,omitzero"` // where this user may ask
+	Local  netip.AddrPort `json:"local,omitzero"` // if the user may read it
 }
 
-// NamedServices lists the services of a namespace that something is bound to or
-// registered for, by name.
+// NamedServices lists the services of a namespace with bindings or registered sockets, by name.
 func NamedServices(_ context.Context, r *kernel.Root, scope string) ([]Named, error) {
 	return Registered(r, scope, true)
 }
 
-// Registered also says where the sockets are bound, if it is to.
+// Registered is NamedServices. With where it includes the sockets' local addresses.
 func Registered(r *kernel.Root, scope string, where bool) ([]Named, error) {
 	v, err := OpenView(r, scope)
 	if errors.Is(err, kernel.ErrNotExist) {
@@ -86,8 +85,8 @@ func Registered(r *kernel.Root, scope string, where bool) ([]Named, error) {
 	return out, nil
 }
 
-// localAddresses are those of the namespace's listeners and unconnected UDP sockets,
-// by cookie; none where this user may not ask.
+// localAddresses returns the local addresses of the namespace's listeners and unconnected UDP sockets, by cookie.
+// Without permission it is empty.
 func localAddresses(r *kernel.Root, scope string) map[uint64]netip.AddrPort {
 	out := map[uint64]netip.AddrPort{}
 	ns, err := r.OpenScope("", scope)

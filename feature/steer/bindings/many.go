@@ -13,7 +13,7 @@ import (
 	"github.com/weir-project/weir/table"
 )
 
-// Diff is what a change of many bindings does.
+// Diff is the effect of a change of many bindings.
 type Diff struct {
 	Added   []Binding
 	Removed []Binding
@@ -21,17 +21,16 @@ type Diff struct {
 	Same    int
 }
 
-// Moved is a binding that leads to another service than before.
+// Moved is a binding that changes its service.
 type Moved struct {
 	Binding
 	From string
 }
 
-// Empty says that nothing changes.
+// Empty reports whether nothing changes.
 func (x Diff) Empty() bool { return len(x.Added)+len(x.Removed)+len(x.Moved) == 0 }
 
-// ReplaceBindings has a namespace have these bindings and no others, all at once: a
-// packet meets all the old ones or all the new.
+// ReplaceBindings replaces all bindings of a namespace at once. A packet sees either all old or all new bindings.
 func ReplaceBindings(l *kernel.WriteLock, ns *netns.Handle, all []Binding) (Diff, error) {
 	return setBindings(l, ns, all, false)
 }
@@ -46,7 +45,7 @@ func setBindings(l *kernel.WriteLock, ns *netns.Handle, want []Binding, keep boo
 	if err != nil {
 		return diff, err
 	}
-	if len(want) == 0 { // nothing is to come, and perhaps nothing was ever there
+	if len(want) == 0 { // nothing to add, so the dispatch need not exist
 		d, err := openDispatchThere(l, ns)
 		if errors.Is(err, kernel.ErrNotExist) {
 			return diff, nil
@@ -66,7 +65,7 @@ func setBindings(l *kernel.WriteLock, ns *netns.Handle, want []Binding, keep boo
 	return diff, err
 }
 
-// set replaces all bindings, or with keep adds some.
+// set replaces all bindings. With keep it adds to them.
 func (d *dispatch) set(want []Binding, order []bindingOrder, keep bool) (diff Diff, err error) {
 	have, err := read(d.labels, d.bound)
 	if err != nil {
@@ -112,7 +111,7 @@ func (d *dispatch) set(want []Binding, order []bindingOrder, keep bool) (diff Di
 	})
 }
 
-// boundNow is what is bound, and the names of the numbers.
+// boundNow is the current bindings and the names of their services.
 type boundNow struct {
 	all   []table.Binding
 	order []bindingOrder
@@ -139,10 +138,9 @@ func (n boundNow) binding(at int32) Binding {
 	return Binding{Service: n.names[x.Value-1], Prefix: x.Prefix, Port: x.Port, Proto: Proto(x.Proto)}
 }
 
-// diff compares with what is wanted, and its order. What is bound and not wanted is
-// removed, or with keep returned.
+// diff compares the current bindings with want, sorted by order. Other bindings are removed, or with keep returned.
 func (n boundNow) diff(want []Binding, order []bindingOrder, keep bool) (out Diff, kept []int32) {
-	was := make([]int32, len(want)) // index of what is bound now, and 1 more
+	was := make([]int32, len(want)) // index of the current binding + 1
 	var others []int32
 	added, next := len(want), 0
 	for _, o := range n.order {
@@ -176,7 +174,7 @@ func (n boundNow) diff(want []Binding, order []bindingOrder, keep bool) (out Dif
 	return out, nil
 }
 
-// DiffBindings is what ReplaceBindings would do, or AddBindings with keep.
+// DiffBindings returns the effect of ReplaceBindings, or with keep of AddBindings.
 func DiffBindings(r *kernel.Root, scope string, want []Binding, keep bool) (Diff, error) {
 	v, err := OpenServices(r, scope)
 	if err == nil {
@@ -187,7 +185,7 @@ func DiffBindings(r *kernel.Root, scope string, want []Binding, keep bool) (Diff
 	return v.Diff(r, scope, want, keep)
 }
 
-// Diff is DiffBindings of an open view; of nil where nothing was ever bound.
+// Diff is DiffBindings for an open view. A nil view has no bindings.
 func (v *View) Diff(r *kernel.Root, scope string, want []Binding, keep bool) (diff Diff, err error) {
 	order, err := checkBindings(r, scope, want)
 	if err != nil {
@@ -209,7 +207,7 @@ func (v *View) Diff(r *kernel.Root, scope string, want []Binding, keep bool) (di
 	return diff, nil
 }
 
-// added compares each wanted binding with the bound one of its key. It reads no other binding.
+// added compares each wanted binding with the current one of the same key. It reads no other bindings.
 func (v *View) added(want []Binding) (diff Diff, err error) {
 	var names map[uint32]string
 	for _, b := range want {

@@ -10,16 +10,15 @@ import (
 	"github.com/weir-project/weir/table"
 )
 
-// A million bindings are compared, and searched for what is twice there, by sorting
-// them: maps of as many keys would take most of a replace.
+// Bindings are compared, and duplicates found, by sorting. With a million bindings, hash maps would take most of the
+// time of a replace.
 
-// bindingOrder is where a binding comes among others: IPv4 before IPv6, in words that
-// are quick to compare.
+// bindingOrder is the sort key of a binding: IPv4 before IPv6, in words that compare fast.
 type bindingOrder struct {
 	hi, lo uint64 // address; IPv4 in lo
 	rest   uint64 // bits, protocol, port
 	v6     bool
-	at     int32 // its index
+	at     int32 // index
 }
 
 func newBindingOrder(k table.Key, at int) bindingOrder {
@@ -34,7 +33,7 @@ func newBindingOrder(k table.Key, at int) bindingOrder {
 	return o
 }
 
-// compare is 0 for the same key.
+// compare returns 0 for the same key.
 func (o bindingOrder) compare(p bindingOrder) int {
 	switch {
 	case o.v6 != p.v6:
@@ -50,7 +49,7 @@ func (o bindingOrder) compare(p bindingOrder) int {
 	return cmp.Compare(o.rest, p.rest)
 }
 
-// inOrder sorts n bindings; those of one key stay as they were.
+// inOrder returns the sort keys of n bindings, sorted. The sort is stable.
 func inOrder(n int, key func(i int) table.Key) []bindingOrder {
 	out := make([]bindingOrder, n)
 	for i := range out {

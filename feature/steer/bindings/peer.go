@@ -22,23 +22,21 @@ import (
 )
 
 var (
-	// ErrRefused says that a process may not register itself for a slot.
+	// ErrRefused means that a process may not register for a slot.
 	ErrRefused = errors.New("refused")
-	// ErrWithdrawn says that an operator keeps the slot empty.
+	// ErrWithdrawn means that an operator keeps the slot empty.
 	ErrWithdrawn = errors.New("withdrawn by weir steer withdraw")
 )
 
-// Peer is a process that asks for a slot, as the kernel vouches for it
-// (SO_PEERCRED), never as it says itself.
+// Peer is a process that registers for a slot. The data comes from the kernel (SO_PEERCRED), never from the process.
 type Peer struct {
 	PID int
-	UID uint32 // effective, when it connected
+	UID uint32 // effective, at the time of the connection
 }
 
-// RegisterPeer gives a slot to the process that asks for it, once all its
-// sockets are there and the slot's check has passed, and waits for that until
-// ctx is done. Root may ask for any slot; others for one whose configured member
-// is this process, or is of the kind user and names the peer's.
+// RegisterPeer gives a slot to its peer when all its sockets exist and the slot's check has passed. It waits for that
+// until ctx is done. Root may request any slot. Other users may request a slot if its configured member is this
+// process, or has kind user and names the peer's user.
 func RegisterPeer(ctx context.Context, r *kernel.Root, name string, slot int, peer Peer) error {
 	proc, err := pidfd.Open(peer.PID)
 	if err != nil {
@@ -76,24 +74,24 @@ func RegisterPeer(ctx context.Context, r *kernel.Root, name string, slot int, pe
 	}
 }
 
-// pauseAfter is how long a process waits for its next look after one. Its user's turn may come later.
+// pauseAfter returns the minimum pause before the next search. The user's turn may come later.
 func pauseAfter(err error, ready *service.Ready, took time.Duration, uid uint32) time.Duration {
 	switch {
 	case errors.Is(err, service.ErrNotReady) && ready != nil:
 		return max(between, ready.Every())
-	case uid == 0: // has no turns
+	case uid == 0: // root does not take turns
 		return max(between, min(lookShare*took, 2*time.Second))
 	}
 	return between
 }
 
-// registering bounds the looks for sockets of processes that wait for a slot.
+// registering limits the searches for sockets of waiting processes.
 var registering turns
 
-// between is how long a process waits at least from one look to the next.
+// between is the minimum time between two searches for one process.
 const between = 20 * time.Millisecond
 
-// lookOnce gives a slot to a process if its sockets are there, when it is its user's turn.
+// lookOnce searches for a process's sockets when it is its user's turn, and admits the process if they exist.
 func lookOnce(ctx context.Context, r *kernel.Root, s slots.Slot, m *service.Member, who slots.Process, uid uint32) error {
 	done, err := registering.claim(ctx, uid)
 	if err != nil {
@@ -104,13 +102,13 @@ func lookOnce(ctx context.Context, r *kernel.Root, s slots.Slot, m *service.Memb
 		done(0)
 		return err
 	}
-	// Its sockets are there. A check, and other commands' changes, may take long, and are no reason for others to wait.
+	// The sockets exist. The check and the lock may take long, so the next process need not wait for them.
 	done(2)
 	_, err = engine.AdmitOnly(ctx, r, s, m, who)
 	return err
 }
 
-// find says whether a process has the sockets of a slot that takes it.
+// find returns nil if a process has all sockets of a slot and the slot accepts it.
 func find(ctx context.Context, r *kernel.Root, s slots.Slot, m *service.Member) error {
 	if err := notWithdrawn(r, s); err != nil {
 		return err
@@ -123,8 +121,7 @@ func find(ctx context.Context, r *kernel.Root, s slots.Slot, m *service.Member) 
 	return err
 }
 
-// process makes sure that the number still means the process that connected:
-// its user must be the one that did.
+// process checks that the PID still belongs to the connected process: the user must be the same.
 func (p Peer) process(proc *pidfd.Process) (slots.Process, error) {
 	info, err := proc.Info()
 	if err != nil || !proc.Alive() {
@@ -136,8 +133,7 @@ func (p Peer) process(proc *pidfd.Process) (slots.Process, error) {
 	return slots.Process{PID: p.PID, Start: info.StartTime}, nil
 }
 
-// slotFor finds the slot by the service's name: where several namespaces have
-// such a service, the process's own counts.
+// slotFor finds the slot by service name. If several namespaces have the service, it selects the process's namespace.
 func slotFor(r *kernel.Root, name string, slot, pid int) (slots.Slot, *record.Service, error) {
 	all, err := r.Instances(spec.Name)
 	if err != nil {
@@ -165,8 +161,7 @@ func slotFor(r *kernel.Root, name string, slot, pid int) (slots.Slot, *record.Se
 	return s, p, nil
 }
 
-// authorise says whether a peer may have the slot, and what the configuration
-// says of its sockets and its check.
+// authorise checks whether a peer may have the slot. It returns the configured sockets and check.
 func authorise(p *record.Service, ctx context.Context, s slots.Slot, peer Peer) (service.Member, error) {
 	configured := p.Service.Member(s.Slot)
 	m := service.Member{Slot: s.Slot}
@@ -193,7 +188,7 @@ func authorise(p *record.Service, ctx context.Context, s slots.Slot, peer Peer) 
 	return m, nil
 }
 
-// lookupUID is the number of a user named by name or number.
+// lookupUID returns the number of a user given by name or number.
 func lookupUID(name string) (uint32, error) {
 	u, err := user.Lookup(name)
 	if err != nil {
@@ -206,7 +201,7 @@ func lookupUID(name string) (uint32, error) {
 	return uint32(n), nil
 }
 
-// notWithdrawn keeps to what an operator wants.
+// notWithdrawn returns ErrWithdrawn if an operator has withdrawn the slot.
 func notWithdrawn(r *kernel.Root, s slots.Slot) error {
 	slots, err := slots.Open(r, s.Scope, s.Service)
 	if err != nil {

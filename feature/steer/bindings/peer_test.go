@@ -13,7 +13,8 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// However many processes of a user wait for a slot, and however long a look at each takes, the first included, they cost a fifth of a CPU.
+// TestLooksShareFifth: the searches for a user's waiting processes cost a fifth of a CPU. The number of processes and
+// the duration of a search do not matter.
 func TestLooksShareFifth(t *testing.T) {
 	for took, more := range map[time.Duration]time.Duration{time.Millisecond: 0, 30 * time.Millisecond: 0, 2 * time.Second: 0, 10 * time.Millisecond: 2} {
 		synctest.Test(t, func(t *testing.T) {
@@ -21,7 +22,7 @@ func TestLooksShareFifth(t *testing.T) {
 			const lasts = 2 * time.Minute
 			ctx, cancel := context.WithTimeout(t.Context(), lasts)
 			defer cancel()
-			spent := time.Duration(0) // by one at a time
+			spent := time.Duration(0) // by one goroutine at a time
 			var all sync.WaitGroup
 			for range 16 {
 				all.Go(func() {
@@ -54,7 +55,7 @@ func TestLooksShareFifth(t *testing.T) {
 	}
 }
 
-// Root's processes do not wait for each other.
+// TestLooksOfRoot: root's processes do not wait for each other.
 func TestLooksOfRoot(t *testing.T) {
 	var w turns
 	for range 2 {
@@ -64,7 +65,7 @@ func TestLooksOfRoot(t *testing.T) {
 	}
 }
 
-// A process whose turn does not come in time hears what was missing at its last look.
+// TestTurnDoesNotCome: a process without a turn in time gets the error of its last search.
 func TestTurnDoesNotCome(t *testing.T) {
 	var w turns
 	if _, err := w.claim(t.Context(), 7); err != nil {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// A binding takes the addresses that were written, or none.
+// TestParsePrefix: a binding takes exactly the written addresses, or is rejected.
 func TestParsePrefix(t *testing.T) {
 	for text, want := range map[string]string{
 		"192.0.2.0/24":          "192.0.2.0/24",

@@ -22,25 +22,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A service that no configuration names is a name to which prefixes are bound and
-// under which sockets are registered: one for each protocol and family. A dual-stack
-// socket serves IPv4 as well unless another one does. What is registered stays until
-// it closes, or another one takes its place.
+// A service without configuration is a name with bindings and registered sockets: one for each protocol and family. A
+// dual-stack socket also serves IPv4 unless an IPv4 socket is registered. A socket stays registered until it is closed
+// or replaced.
 
-// Registration is a socket and the service that it is registered for.
+// Registration is a socket to register for a service.
 type Registration struct {
 	Service string
-	FD      int // it stays the caller's
+	FD      int // owned by the caller
 }
 
 var (
-	// ErrSocket says that a socket cannot serve a service.
+	// ErrSocket means that a socket cannot serve a service.
 	ErrSocket = errors.New("socket cannot be registered")
-	// ErrConfigured says that a service is one of the configuration.
+	// ErrConfigured means that the service is in the configuration.
 	ErrConfigured = errors.New("a service of the configuration")
 )
 
-// socketKind is what a socket can serve.
+// socketKind is the traffic that a socket can serve.
 type socketKind struct {
 	tcp, v6, v4 bool
 	local       netip.AddrPort
@@ -56,8 +55,7 @@ func (k socketKind) kinds() (out []uint32) {
 	return out
 }
 
-// RegisterSockets registers sockets in a namespace, and returns the kinds ("tcp4",
-// "udp6" …) that each now serves.
+// RegisterSockets registers sockets in a namespace. It returns the kinds ("tcp4", "udp6" …) served by each.
 func RegisterSockets(l *kernel.WriteLock, ns *netns.Handle, all []Registration) ([][]string, error) {
 	looks := make([]socketKind, len(all))
 	for i, r := range all {
@@ -92,7 +90,7 @@ func RegisterSockets(l *kernel.WriteLock, ns *netns.Handle, all []Registration) 
 	})
 }
 
-// notConfigured refuses services that have slots.
+// notConfigured rejects services with slots.
 func notConfigured(r *kernel.Root, ns *netns.Handle, names ...string) error {
 	for _, kind := range record.Engines {
 		of, unread, err := record.ReadAll(r, record.Scope(ns), kind)
@@ -115,7 +113,7 @@ func (d *dispatch) register(r Registration, look socketKind) (served []string, e
 	}
 	for _, kind := range look.kinds() {
 		if look.v6 && kind&2 == 0 && d.Given(x.ID, kind) != 0 && d.Given(x.ID, kind) != d.Given(x.ID, kind|2) {
-			continue // a socket of IPv4 alone goes before a dual-stack one
+			continue // an IPv4 socket wins over a dual-stack one
 		}
 		if err := engine.PutSocket(d.maps("given"), x.ID*engine.KindsIPv4+kind, r.FD); err != nil {
 			return nil, fmt.Errorf("%w: %w%s", ErrSocket, err, givenAdvice(err))
@@ -133,7 +131,7 @@ func givenAdvice(err error) string {
 	return ""
 }
 
-// inspect says what a socket can serve in a namespace.
+// inspect returns the traffic that a socket can serve in a namespace.
 func inspect(fd int, ns *netns.Handle) (k socketKind, err error) {
 	get := func(level, opt int) int {
 		v, e := unix.GetsockoptInt(fd, level, opt)
@@ -194,7 +192,7 @@ func inspect(fd int, ns *netns.Handle) (k socketKind, err error) {
 	return k, inNamespace(fd, ns)
 }
 
-// inNamespace asks the kernel for a socket's network namespace.
+// inNamespace checks a socket's network namespace.
 func inNamespace(fd int, ns *netns.Handle) error {
 	const siocGSkNs = 0x894c // linux/sockios.h
 	at, err := unix.IoctlRetInt(fd, siocGSkNs)
@@ -212,17 +210,16 @@ func inNamespace(fd int, ns *netns.Handle) error {
 	return nil
 }
 
-// RegisterWithin tries RegisterMember until it succeeds, fails for good, or wait is
-// over.
+// RegisterWithin repeats RegisterMember until it succeeds, fails permanently, or wait has passed.
 func RegisterWithin(ctx context.Context, r *kernel.Root, name, ref string, m service.Member, at service.Listen, wait time.Duration) (served []string, err error) {
 	err = engine.Within(ctx, wait, func() (err error) { served, err = RegisterMember(ctx, r, name, ref, m, at); return err })
 	return served, err
 }
 
-// RegisterMember registers the socket of a process that is bound to a listen, in
-// the process's namespace unless ref names one.
+// RegisterMember registers the socket of a process bound to a listen. The namespace is ref, or the process's if ref is
+// empty.
 func RegisterMember(ctx context.Context, r *kernel.Root, name, ref string, m service.Member, at service.Listen) ([]string, error) {
-	m.Group = true // whichever of them is registered, the group chooses
+	m.Group = true // any socket of a reuseport group will do: the group chooses
 	spec := service.Spec{Name: name, Listen: []service.Listen{at}, Netns: ref, Members: []service.Member{m}}
 	ns, _, err := spec.FindNetns(ctx)
 	if err != nil {
@@ -230,7 +227,7 @@ func RegisterMember(ctx context.Context, r *kernel.Root, name, ref string, m ser
 	}
 	defer ns.Close()
 	if err := notConfigured(r, ns, name); err != nil {
-		return nil, err // before a socket is waited for
+		return nil, err // before waiting for a socket
 	}
 	l, err := r.Lock(ctx)
 	if err != nil {
@@ -245,7 +242,7 @@ func RegisterMember(ctx context.Context, r *kernel.Root, name, ref string, m ser
 	var all []Registration
 	var fds []int
 	for _, s := range a.Sockets {
-		if !slices.Contains(fds, s.FD) { // a dual-stack one stands for two endpoints
+		if !slices.Contains(fds, s.FD) { // a dual-stack socket has two endpoints
 			fds = append(fds, s.FD)
 			all = append(all, Registration{name, s.FD})
 		}
@@ -257,8 +254,7 @@ func RegisterMember(ctx context.Context, r *kernel.Root, name, ref string, m ser
 // listenFDsStart is SD_LISTEN_FDS_START.
 const listenFDsStart = 3
 
-// RegisterPassed registers the sockets that whoever started this process passed, as
-// systemd does (sd_listen_fds(3)).
+// RegisterPassed registers the sockets passed to this process like by systemd (sd_listen_fds(3)).
 func RegisterPassed(l *kernel.WriteLock, ns *netns.Handle, name string) ([]string, error) {
 	if err := notConfigured(l.Root, ns, name); err != nil {
 		return nil, err
@@ -271,8 +267,8 @@ func RegisterPassed(l *kernel.WriteLock, ns *netns.Handle, name string) ([]strin
 	return slices.Concat(served...), err
 }
 
-// passedSockets finds them. Of a reuseport group the first is enough: the group chooses
-// among its own.
+// passedSockets returns the passed sockets. Of a reuseport group it returns only the first, because the group chooses
+// among its sockets.
 func passedSockets(ns *netns.Handle, name string) ([]Registration, error) {
 	n, err := strconv.Atoi(os.Getenv("LISTEN_FDS"))
 	if err != nil || n < 1 {
@@ -305,9 +301,8 @@ func passedSockets(ns *netns.Handle, name string) ([]Registration, error) {
 	return out, nil
 }
 
-// UnregisterSockets takes a service's sockets away, those of some kinds ("tcp4" …)
-// or all. What is bound to it is rejected until others are registered. It returns
-// the kinds that had one.
+// UnregisterSockets removes a service's sockets of some kinds ("tcp4" …), or all. The service's traffic is rejected
+// until others are registered. It returns the removed kinds.
 func UnregisterSockets(l *kernel.WriteLock, ns *netns.Handle, name string, only ...string) (were []string, err error) {
 	if err := notConfigured(l.Root, ns, name); err != nil {
 		return nil, err

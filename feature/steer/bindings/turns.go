@@ -11,27 +11,27 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// lookShare bounds the looks at a user's processes, one after the other, to a fifth of a CPU: after a look the next waits for this many
-// times as long. A look at a process with many descriptors takes long.
+// lookShare limits the searches for a user's processes to a fifth of a CPU: after a search, the next one waits this
+// many times its duration. A search in a process with many descriptors takes long.
 const lookShare = 4
 
-// errTurn says that a user's turn has not come in time.
+// errTurn means that the user's turn did not come in time.
 var errTurn = fmt.Errorf("%w: its sockets are looked for after those of its user's other processes", service.ErrNotReady)
 
-// turns has the looks at a user's processes follow each other. Root's do not wait.
+// turns serializes the searches for a user's processes. Root's do not wait.
 type turns struct {
 	mu    sync.Mutex
 	users map[uint32]*turn
 }
 
 type turn struct {
-	waiting int           // and the one at work; guarded by turns.mu
-	room    chan struct{} // has one element while a look is at work
-	next    time.Time     // time of the next look at the earliest; guarded by room
+	waiting int           // waiting and searching; guarded by turns.mu
+	room    chan struct{} // full during a search
+	next    time.Time     // earliest time of the next search; guarded by room
 }
 
-// claim waits for a user's turn. The caller looks, and calls done with the number of looks as long as this one that follow outside of
-// a turn.
+// claim waits for a user's turn. The caller searches, then calls done. more is the number of further searches of the
+// same duration outside the turn.
 func (t *turns) claim(ctx context.Context, uid uint32) (done func(more int), err error) {
 	if uid == 0 {
 		return func(int) {}, nil
@@ -64,7 +64,7 @@ func (t *turns) claim(ctx context.Context, uid uint32) (done func(more int), err
 	}, nil
 }
 
-// enter finds a user's turn, and forgets those of users who can look at once.
+// enter returns a user's turn, and forgets users without waiting searches.
 func (t *turns) enter(uid uint32) *turn {
 	t.mu.Lock()
 	defer t.mu.Unlock()

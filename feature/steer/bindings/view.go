@@ -17,7 +17,7 @@ import (
 	"github.com/weir-project/weir/table"
 )
 
-// Bindings lists what is bound in a namespace, by address.
+// Bindings lists the bindings of a namespace, by address.
 func Bindings(_ context.Context, r *kernel.Root, scope string) ([]Binding, error) {
 	v, err := OpenView(r, scope)
 	if errors.Is(err, kernel.ErrNotExist) {
@@ -37,8 +37,8 @@ func Bindings(_ context.Context, r *kernel.Root, scope string) ([]Binding, error
 	return out, nil
 }
 
-// Opener opens an instance's pins: a [kernel.Root] for reading, a [kernel.WriteLock] for writing. Only maps that may be written to
-// can be mapped; a table in others is read as a copy of all of it.
+// Opener opens an instance's pins: a [kernel.Root] for reading, a [kernel.WriteLock] for writing. Only writable maps
+// can be mapped into memory. A table in read-only maps is copied as a whole.
 type Opener interface {
 	Open(i kernel.Instance, maps ...string) (*kernel.Opened, error)
 }
@@ -50,7 +50,7 @@ type View struct {
 	Labels *engine.Labels
 }
 
-// OpenView returns ErrNotExist where nothing was ever bound.
+// OpenView opens the dispatch of a namespace. It returns ErrNotExist if the namespace never had a binding.
 func OpenView(o Opener, scope string) (*View, error) {
 	v, err := OpenServices(o, scope)
 	if err != nil {
@@ -63,7 +63,7 @@ func OpenView(o Opener, scope string) (*View, error) {
 	return v, nil
 }
 
-// OpenServices is OpenView without the bindings themselves: it is a matter of microseconds, however many there are.
+// OpenServices is OpenView without the bindings. It takes microseconds for any number of bindings.
 func OpenServices(o Opener, scope string) (*View, error) {
 	i := record.EngineInstance(scope, spec.EngineSkLookup)
 	pins, err := o.Open(i)
@@ -80,7 +80,7 @@ func OpenServices(o Opener, scope string) (*View, error) {
 	return &View{Pins: pins, Labels: &engine.Labels{Maps: pins.Maps}}, nil
 }
 
-// OpenBound opens the bindings, unless they are open.
+// OpenBound opens the bindings unless they are open.
 func (v *View) OpenBound() (err error) {
 	if v.Bound == nil {
 		v.Bound, err = engine.OpenBound(v.Pins.Maps, false)
@@ -88,7 +88,7 @@ func (v *View) OpenBound() (err error) {
 	return err
 }
 
-// HasSocket says whether a socket of a kind, as engine.KindOfPacket numbers them, is registered for a service.
+// HasSocket reports whether a service has a registered socket of a kind, as numbered by engine.KindOfPacket.
 func (v *View) HasSocket(name string, kind uint32) (bool, error) {
 	x, ok, err := v.Labels.Get(name)
 	if err != nil || !ok {
@@ -98,7 +98,6 @@ func (v *View) HasSocket(name string, kind uint32) (bool, error) {
 	return e.Given(x.ID, kind) != 0, nil
 }
 
-// Close closes the maps.
 func (v *View) Close() {
 	if v.Bound != nil {
 		v.Bound.Close()
@@ -106,34 +105,34 @@ func (v *View) Close() {
 	v.Pins.Close()
 }
 
-// BindingFilter selects bindings; its zero value selects all.
+// BindingFilter selects bindings. The zero value selects all.
 type BindingFilter struct {
 	Service string
 	Proto   Proto
 	Within  netip.Prefix // bound to this prefix or a part of it
-	Covers  netip.Addr   // bound to a prefix that has this address
+	Covers  netip.Addr   // bound to a prefix of this address
 	Port    *uint16
 }
 
-// Match says whether a binding is selected.
+// Match reports whether the filter selects a binding.
 func (f BindingFilter) Match(b Binding) bool {
 	return (f.Service == "" || f.Service == b.Service) && (f.Proto == 0 || f.Proto == b.Proto) &&
 		(!f.Within.IsValid() || f.Within.Bits() <= b.Prefix.Bits() && f.Within.Contains(b.Prefix.Addr())) &&
 		(!f.Covers.IsValid() || b.Prefix.Contains(f.Covers)) && (f.Port == nil || *f.Port == b.Port)
 }
 
-// bindingsFile is a file of bindings, tubular's or weir's.
+// bindingsFile is a bindings file of tubular or weir.
 type bindingsFile struct {
 	Bindings []Binding `json:"bindings"`
 }
 
-// WriteBindings writes bindings as parseBindings reads them.
+// WriteBindings returns the bindings in the format of parseBindings.
 func WriteBindings(all []Binding) ([]byte, error) {
 	if all == nil {
 		all = []Binding{}
 	}
 	for _, b := range all {
-		if !utf8.ValidString(b.Service) { // JSON has no way to write it: the file would name another service
+		if !utf8.ValidString(b.Service) { // JSON cannot express it: the file would name another service
 			return nil, fmt.Errorf("%w: the name of the service of %s %s port %d is no UTF-8, and cannot be written: unbind it first", ErrBinding, b.Proto, b.Prefix, b.Port)
 		}
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/weir-project/weir/table"
 )
 
-// addShared shows what the hook did for the service.
+// addShared adds the counters of the share_port hook.
 func (s *Service) addShared(r *kernel.Root) {
 	if !s.Record.Service.SharePort {
 		return
@@ -32,7 +32,7 @@ func (s *Service) addShared(r *kernel.Root) {
 	s.addSharedAt(r)
 }
 
-// addSharedAt reads where the programs of share_port are among the others. Other users may not see it.
+// addSharedAt reads the positions of the share_port programs among the programs of their hooks. It needs permission.
 func (s *Service) addSharedAt(r *kernel.Root) {
 	root, err := units.CgroupRoot()
 	if err != nil {
@@ -58,18 +58,18 @@ func (s *Service) addSharedAt(r *kernel.Root) {
 	}
 }
 
-// Bindings is what is bound in one network namespace.
+// Bindings summarizes the bindings of one network namespace.
 type Bindings struct {
-	Netns    string `json:"netns"` // as the kernel names it: net:[4026531840]
+	Netns    string `json:"netns"` // kernel name: net:[4026531840]
 	Inode    uint64 `json:"netns_inode"`
 	Bindings int    `json:"bindings"`
-	Room     int    `json:"room"` // for so many; more are made when it is used up
-	Scope    string `json:"-"`    // directory of its pins
+	Room     int    `json:"room"` // capacity; it grows when it is full
+	Scope    string `json:"-"`    // pin directory
 
 	Unserved []Unserved `json:"unserved,omitempty"` // see NoteUnserved
 }
 
-// readDispatch reads what is bound in which namespace.
+// readDispatch reads the bindings of all namespaces.
 func readDispatch(r *kernel.Root, all []kernel.Instance) (out []Bindings, err error) {
 	for _, i := range all {
 		if i != record.EngineInstance(i.Scope, spec.EngineSkLookup) {
@@ -83,7 +83,7 @@ func readDispatch(r *kernel.Root, all []kernel.Instance) (out []Bindings, err er
 		if errors.Is(err, kernel.ErrUnreadable) {
 			return nil, err
 		} else if err != nil {
-			continue // nothing was ever bound there, or it cannot be read, which ReadOutdated tells
+			continue // no bindings, or unreadable: ReadOutdated reports it
 		}
 		if pins.Meta.RequireABI(i, record.ABI) != nil {
 			pins.Close()
@@ -100,7 +100,7 @@ func readDispatch(r *kernel.Root, all []kernel.Instance) (out []Bindings, err er
 	return out, nil
 }
 
-// Sharing counts the sockets that are bound where s is.
+// Sharing counts the sockets with the address, family and owner of s.
 func Sharing(socks []sockdiag.Socket, s sockdiag.Socket) (n int) {
 	for _, o := range socks {
 		if o.Local == s.Local && o.Family == s.Family && o.UID == s.UID {

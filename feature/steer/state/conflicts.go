@@ -20,20 +20,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MaxTold bounds how many processes a warning names.
+// MaxTold limits the processes named by a warning.
 const MaxTold = 5
 
-// BindingConflicts says what bindings take away from others in a namespace: sockets that are bound
-// there and serve something else and, where every port is bound, answers to this host's
-// own requests.
+// BindingConflicts returns warnings about traffic that bindings take from others in a namespace: from sockets bound to
+// the same addresses, and, with a binding of every port, answers to this host's own requests.
 func BindingConflicts(r *kernel.Root, ns *netns.Handle, bindings ...bindings.Binding) (warnings []string) {
-	own := sync.OnceValue(func() map[uint64]bool { return registeredCookies(r, ns) }) // of up to 65,536 services
+	own := sync.OnceValue(func() map[uint64]bool { return registeredCookies(r, ns) }) // up to 65,536 services
 	_ = ns.Do(func() error {
 		routes, err := service.LocalRoutes(netlink.FAMILY_ALL, unix.RTN_LOCAL)
 		if err != nil {
 			return err
 		}
-		var local []netip.Addr // not the networks of which each address is local
+		var local []netip.Addr // single addresses, without local networks
 		for _, p := range routes {
 			if p.IsSingleIP() {
 				local = append(local, p.Addr())
@@ -45,7 +44,7 @@ func BindingConflicts(r *kernel.Root, ns *netns.Handle, bindings ...bindings.Bin
 			}
 			here := slices.DeleteFunc(slices.Clone(local), func(a netip.Addr) bool { return !b.Prefix.Contains(a) })
 			if len(here) == 0 {
-				continue // packets to others' addresses were nobody's before
+				continue // previously nobody received packets to these addresses
 			}
 			if b.Proto == unix.IPPROTO_UDP {
 				warnings = append(warnings, fmt.Sprintf("%s takes every UDP port of this host's address %s, those that its own requests are sent from as well: answers of DNS, NTP and the like to unconnected sockets go to %s. Bind single ports instead", b, here[0], b.Service))
@@ -57,7 +56,7 @@ func BindingConflicts(r *kernel.Root, ns *netns.Handle, bindings ...bindings.Bin
 	return warnings
 }
 
-// socketConflicts names the processes whose sockets lose what a binding takes.
+// socketConflicts names the processes whose sockets lose traffic to a binding.
 func socketConflicts(b bindings.Binding, here []netip.Addr, own map[uint64]bool) (out []string) {
 	socks, err := engine.Bound(uint8(b.Proto), 0)
 	if err != nil {
@@ -66,7 +65,7 @@ func socketConflicts(b bindings.Binding, here []netip.Addr, own map[uint64]bool)
 	return ConflictsAmong(b, here, socks, own)
 }
 
-// ConflictsAmong is socketConflicts among the sockets of the binding's protocol.
+// ConflictsAmong is socketConflicts for the given sockets of the binding's protocol.
 func ConflictsAmong(b bindings.Binding, here []netip.Addr, socks []sockdiag.Socket, own map[uint64]bool) (out []string) {
 	for _, s := range socks {
 		if b.Port != 0 && s.Local.Port() != b.Port {
@@ -89,7 +88,7 @@ func ConflictsAmong(b bindings.Binding, here []netip.Addr, socks []sockdiag.Sock
 	return out
 }
 
-// registeredCookies are the sockets that weir gives packets to in a namespace.
+// registeredCookies returns the sockets that weir delivers packets to in a namespace.
 func registeredCookies(r *kernel.Root, ns *netns.Handle) map[uint64]bool {
 	own := map[uint64]bool{}
 	for _, kind := range record.Engines {
@@ -122,8 +121,8 @@ func registeredCookies(r *kernel.Root, ns *netns.Handle) map[uint64]bool {
 	return own
 }
 
-// WithoutSteering says which members get nothing while the service is bypassed: the kernel
-// gives a port's packets to whoever is bound there.
+// WithoutSteering returns warnings about members that receive nothing while the service is bypassed. The kernel then
+// delivers a port's packets to the sockets bound to it.
 func (s *Service) WithoutSteering() (warnings []string) {
 	for _, m := range s.Record.Service.Members {
 		for i, b := range m.Bound {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// addCopies tells what became of a service's copies.
+// addCopies adds the counters of a service's copies.
 func (s *Service) addCopies(r *kernel.Root) {
 	if s.Record.Service.Copy == "" {
 		return

@@ -17,10 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Device is one source address that a service heard of, or several that are one
-// device's. Bucket and Slot are -1 where the policy keeps no device in one place.
+// Device is a source of a service: one address, or all addresses of a device. Bucket and Slot are -1 if the policy does
+// not keep devices in one slot.
 type Device struct {
-	Address  netip.Addr `json:"address"`        // of a device with a name: its first
+	Address  netip.Addr `json:"address"`        // the first address of a named device
 	Name     string     `json:"name,omitempty"` // by: device
 	Bucket   int        `json:"bucket"`
 	Slot     int        `json:"slot"`
@@ -29,18 +29,17 @@ type Device struct {
 	LastUDP  time.Time  `json:"last_udp,omitzero"`
 	LastTCP  time.Time  `json:"last_tcp,omitzero"` // connection attempt, or data on a session
 	UDP      uint64     `json:"udp_packets"`
-	Rate     float64    `json:"udp_packets_per_second"` // over the last ten seconds or so
+	Rate     float64    `json:"udp_packets_per_second"` // average of about the last 10 s
 	Connects uint64     `json:"tcp_connects"`
 	Sessions int        `json:"tcp_sessions"` // established now
-	Bytes    uint64     `json:"tcp_bytes"`    // received on them
+	Bytes    uint64     `json:"tcp_bytes"`    // received on these sessions
 }
 
 // rateWindow is STEER_RATE_WINDOW.
 const rateWindow = 10 * time.Second
 
-// Devices lists the sources of a service in order of address. What the kernel
-// keeps of a connection, such as when it last carried data, is asked of
-// sock_diag; where that cannot be asked, sessions are zero and problem says why.
+// Devices lists the sources of a service in order of address. Session data comes from sock_diag. If that fails,
+// sessions are zero and problem contains the reason.
 func (s *Service) Devices(r *kernel.Root) (devices []Device, problem, err error) {
 	e, err := r.Open(record.EngineInstance(s.PinScope, s.Engine), "devices")
 	if err != nil {
@@ -97,7 +96,7 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// addSessions adds the established connections to the service's TCP ports.
+// addSessions adds the established connections of the service's TCP ports.
 func (s *Service) addSessions(by map[netip.Addr]*Device) error {
 	ns, err := s.OpenNetns()
 	if err != nil {
@@ -120,7 +119,7 @@ func (s *Service) addSessions(by map[netip.Addr]*Device) error {
 			for _, sk := range socks {
 				a := s.DeviceList.Stands(sk.Remote.Addr())
 				d := by[a]
-				if d == nil { // connected before weir steered it
+				if d == nil { // connected before steering began
 					d = &Device{Address: a}
 					by[a] = d
 				}
@@ -136,14 +135,14 @@ func (s *Service) addSessions(by map[netip.Addr]*Device) error {
 	})
 }
 
-// DeviceFilter selects devices; its zero value selects all.
+// DeviceFilter selects devices. The zero value selects all.
 type DeviceFilter struct {
-	Silent  time.Duration // not heard for so long
-	Missing string        // "udp" or "tcp": heard over the other protocol only
+	Silent  time.Duration // minimum time without traffic
+	Missing string        // "udp" or "tcp": no traffic over this protocol
 	Slot    *int
 }
 
-// errFilter says that a filter's values make no sense.
+// errFilter means that a filter value is not valid.
 var errFilter = errors.New("no such filter")
 
 // Check returns an error that wraps errFilter.
@@ -154,7 +153,7 @@ func (f DeviceFilter) Check() error {
 	return nil
 }
 
-// Match says whether a device is selected at a time.
+// Match reports whether the filter selects a device at time now.
 func (f DeviceFilter) Match(d Device, now time.Time) bool {
 	switch {
 	case f.Silent > 0 && now.Sub(d.Last) < f.Silent,

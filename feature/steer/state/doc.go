@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package state reads what the pins and the kernel say of steering on this host, for
-// status, plans, metrics and explanations: services, slots, devices, sessions.
-// It changes nothing.
+// Package state reads the state of steering on this host from pins and kernel: services, slots, devices and sessions.
+// It serves status, plans, metrics and explanations. It changes nothing.
 package state

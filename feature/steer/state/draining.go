@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// addDraining tells of the generations before of a service's slots.
+// addDraining adds the previous generations of a service's slots.
 func (s *Service) addDraining(e *kernel.Opened) error {
 	g := s.Record.Service.Generations
 	if g == nil || e.Maps["gens"] == nil {
@@ -48,8 +48,7 @@ func (s *Service) addDraining(e *kernel.Opened) error {
 	return nil
 }
 
-// addRemaining asks sock_diag what the generation before has in its sockets. It needs
-// root: without, Sessions stays -1.
+// addRemaining reads the remaining work of the previous generation from sock_diag. Without root, Sessions stays -1.
 func (s *Service) addRemaining(e *kernel.Opened, d slots.Predecessor, out *slots.Draining) {
 	left, err := s.Remaining(s.CookiesIn(e, d.Row), d.Who.PID)
 	if err != nil {
@@ -58,7 +57,7 @@ func (s *Service) addRemaining(e *kernel.Opened, d slots.Predecessor, out *slots
 	out.Waiting, out.Unread, out.Sessions = left.Waiting, left.Unread, left.Sessions
 }
 
-// CookiesIn are those of the sockets in a row.
+// CookiesIn returns the cookies of a row's sockets.
 func (s *Service) CookiesIn(e *kernel.Opened, row uint32) map[uint64]bool {
 	cookies := map[uint64]bool{}
 	for i := range s.Endpoints {
@@ -70,7 +69,8 @@ func (s *Service) CookiesIn(e *kernel.Opened, row uint32) map[uint64]bool {
 	return cookies
 }
 
-// Remaining asks what is in these sockets, and what connections a process and its children have.
+// Remaining returns the remaining work in the sockets with cookies, and the connections of a process and its
+// descendants.
 func (s *Service) Remaining(cookies map[uint64]bool, pid int) (out slots.Remaining, err error) {
 	out.Opening = map[string]bool{}
 	ns, err := s.OpenNetns()
@@ -92,15 +92,15 @@ func (s *Service) Remaining(cookies map[uint64]bool, pid int) (out slots.Remaini
 	if err != nil {
 		return out, err
 	}
-	own, err := slots.Inodes(pid) // after what it may have accepted meanwhile
+	own, err := slots.Inodes(pid) // read last, to include connections accepted meanwhile
 	for _, sk := range socks {
 		out.Count(sk, cookies, own)
 	}
 	return out, err
 }
 
-// drainQueries find the sockets of a generation that drains: its own may be bound
-// anywhere, its connections have the ports of the service.
+// drainQueries returns queries for the sockets of a draining generation. Its UDP sockets and listeners may be bound
+// anywhere. Its connections have the service's ports.
 func (s *Service) drainQueries() []sockdiag.Query {
 	out := []sockdiag.Query{
 		{Proto: unix.IPPROTO_UDP, States: 1 << sockdiag.Close},

@@ -9,7 +9,7 @@ import (
 	"github.com/weir-project/weir/internal/printable"
 )
 
-// ProcessName is the name of a process, or its number where it has exited.
+// ProcessName returns the number and name of a process. After its exit only the number is known.
 func ProcessName(pid int) string {
 	p, err := pidfd.Open(pid)
 	if err != nil {

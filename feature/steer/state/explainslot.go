@@ -4,7 +4,7 @@ package state
 
 import "github.com/weir-project/weir/internal/pidfd"
 
-// PIDs lists the processes that have a socket open, ascending.
+// PIDs returns the processes with an open descriptor of a socket, ascending.
 func PIDs(inode uint32) []int {
 	if inode == 0 {
 		return nil

@@ -9,15 +9,14 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// ExamineGroups looks for what keeps packets from the program of a service's
-// groups.
+// ExamineGroups reports causes that keep packets from the programs of a service's groups.
 func (s *Service) ExamineGroups(r *kernel.Root, add func(text, remedy string)) {
 	if s.Engine != spec.EngineReuseport {
 		return
 	}
 	e, err := r.Open(record.EngineInstance(s.PinScope, s.Engine), "groups", "holders")
 	if err != nil {
-		return // the service's Problem says it
+		return // the service's Problem reports it
 	}
 	defer e.Close()
 	groups, err := engine.Entries[engine.GroupKey, engine.GroupValue](e.Maps["groups"])

@@ -12,7 +12,7 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// addLive shows what was changed about a service while it ran.
+// addLive adds the operator overrides of a service.
 func (s *Service) addLive(r *kernel.Root) (err error) {
 	p := s.Record
 	s.Weights, s.Drained, s.Bypassed, s.DevicesFile = p.Service.Weights, p.Drained, p.Bypassed, p.Service.Devices
@@ -39,9 +39,8 @@ func (s *Service) addLive(r *kernel.Root) (err error) {
 	return nil
 }
 
-// CountMisplaced fills in MisplacedSessions. It needs root, and leaves the field
-// nil where sessions cannot be seen: it is not part of [Read], which is
-// asked often, because it looks into every member's descriptors.
+// CountMisplaced sets MisplacedSessions. It needs root. The field stays nil if sessions cannot be read. It reads the
+// descriptors of every member, so it is not part of the frequent [Read].
 func (st State) CountMisplaced(ctx context.Context) {
 	for i := range st.Services {
 		if found, err := st.Services[i].Misplaced(ctx); err == nil {
@@ -51,14 +50,14 @@ func (st State) CountMisplaced(ctx context.Context) {
 	}
 }
 
-// noteOthers tells each service of the endpoints of those beside it.
+// noteOthers gives each service the endpoints of the other services in its namespace.
 func (st State) noteOthers() {
 	for i := range st.Services {
 		st.Services[i].Others = st.Beside(&st.Services[i])
 	}
 }
 
-// Beside are the endpoints of the services in a service's namespace, without its own.
+// Beside returns the endpoints of the other services in a service's namespace.
 func (st State) Beside(s *Service) (others [][]service.Endpoint) {
 	for _, o := range st.Services {
 		if o.Name != s.Name && o.PinScope == s.PinScope && !o.Bypassed {
@@ -68,7 +67,7 @@ func (st State) Beside(s *Service) (others [][]service.Endpoint) {
 	return others
 }
 
-// ResetRate is the service's own; 0 where misplaced sessions are to be left.
+// ResetRate returns the service's reset rate. 0 means that misplaced sessions are left alone.
 func (s *Service) ResetRate() spec.Rate {
 	if s.Record == nil || s.Record.Service.ResetRate == nil {
 		return 0
@@ -76,7 +75,7 @@ func (s *Service) ResetRate() spec.Rate {
 	return *s.Record.Service.ResetRate
 }
 
-// ExamineOverrides looks for what somebody may have forgotten to take back.
+// ExamineOverrides reports overrides that an operator may have forgotten.
 func (s *Service) ExamineOverrides(ctx context.Context, add func(text, remedy string)) {
 	if s.Bypassed {
 		add("BYPASSED: the kernel alone chooses, nothing is steered", "weir bypass --off "+s.Name)

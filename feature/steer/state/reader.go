@@ -17,7 +17,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Read reads every steered service from the pins alone.
+// Read reads every steered service from the pins.
 func Read(ctx context.Context, r *kernel.Root) (State, error) {
 	reader := NewReader(r)
 	defer reader.Close()
@@ -25,30 +25,28 @@ func Read(ctx context.Context, r *kernel.Root) (State, error) {
 	return reader.Read(ctx)
 }
 
-// Reader reads the state of steering, the next time with less work: what is
-// pinned is replaced as a whole or not at all, so that all but the slots is read
-// once. Whoever reads it every second, as weir serve does, would otherwise take
-// more of the CPU than the traffic of a small host.
+// Reader reads the state of steering repeatedly. Pins are replaced atomically, so later readings read only the slots
+// again. weir serve reads every second. Complete readings would cost more CPU than the traffic of a small host.
 type Reader struct {
 	root *kernel.Root
-	// whole adds what only people want to know: counters, queues, outdated programs.
+	// whole adds the parts for people: counters, queues, outdated programs.
 	whole    bool
 	services map[kernel.Instance]*seenService
 	Engines  map[kernel.Instance]*kernel.Opened
 }
 
-// seenService is a service as it was published, and the directory of its pins.
+// seenService is a published service and its pin directory.
 type seenService struct {
 	Service
 	pins *kernel.Opened
 }
 
-// NewReader makes a reader of the pins below a root. It keeps maps open between reads; the caller closes it.
+// NewReader returns a reader of the pins below a root. It keeps maps open between readings. The caller closes it.
 func NewReader(r *kernel.Root) *Reader {
 	return &Reader{root: r, services: map[kernel.Instance]*seenService{}, Engines: map[kernel.Instance]*kernel.Opened{}}
 }
 
-// Close closes what was kept open.
+// Close closes the open maps.
 func (r *Reader) Close() {
 	for i, e := range r.Engines {
 		e.Close()
@@ -57,8 +55,7 @@ func (r *Reader) Close() {
 	clear(r.services)
 }
 
-// Read reads what is there now. What it returns is not to be changed: the next
-// reading returns parts of it again.
+// Read reads the current state. The caller must not change the result, because later results share parts of it.
 func (r *Reader) Read(ctx context.Context) (State, error) {
 	all, err := r.root.Instances(spec.Name)
 	if err != nil {
@@ -101,7 +98,7 @@ func (r *Reader) Read(ctx context.Context) (State, error) {
 	return st, nil
 }
 
-// addUnread lists a service that could not be read, unless it was removed meanwhile, or its record describes it.
+// addUnread lists an unreadable service, unless it was removed meanwhile or its record describes it.
 func (st *State) addUnread(i kernel.Instance, err error) {
 	if errors.Is(err, kernel.ErrNotExist) {
 		_, err = record.Read(st.Root, i)
@@ -111,7 +108,7 @@ func (st *State) addUnread(i kernel.Instance, err error) {
 	}
 }
 
-// forget drops what is gone or was replaced.
+// forget closes removed and replaced instances.
 func (r *Reader) forget(all []kernel.Instance) {
 	for i, s := range r.services {
 		if !slices.Contains(all, i) || s.pins.Replaced() {
@@ -173,13 +170,13 @@ func (r *Reader) Service(i kernel.Instance) (Service, error) {
 	return s, nil
 }
 
-// readSeen reads what of a service stays until it is replaced.
+// readSeen reads the parts of a service that stay valid until it is replaced.
 func readSeen(r *kernel.Root, i kernel.Instance) (*seenService, error) {
 	pins, err := r.Open(i, "service")
 	if err != nil {
 		return nil, err
 	}
-	pins.Close() // what matters is which directory it was
+	pins.Close() // only the identity of the directory is needed
 	p, err := record.Read(r, i)
 	if err != nil {
 		return nil, err
@@ -204,7 +201,7 @@ func (r *Reader) engine(i kernel.Instance) (*kernel.Opened, error) {
 		maps = []string{"slots", "sockets", "verdicts", "sync", "groups", "holders"}
 	}
 	e, err := r.root.Open(i, append(maps, "gens")...)
-	if errors.Is(err, kernel.ErrNotExist) { // of an engine, or of a weir, that has no generations
+	if errors.Is(err, kernel.ErrNotExist) { // the engine, or an older version, has no generations
 		e, err = r.root.Open(i, maps...)
 	}
 	if err != nil {
@@ -218,7 +215,7 @@ func (r *Reader) engine(i kernel.Instance) (*kernel.Opened, error) {
 	return e, nil
 }
 
-// readSlots judges every slot, and reads its counters if they are wanted.
+// readSlots evaluates every slot, and reads its counters on request.
 func (s *Service) readSlots(e *kernel.Opened, counters bool) error {
 	held := make([]int, s.Record.Service.Slots)
 	for _, slot := range s.Table {
@@ -239,7 +236,7 @@ func (s *Service) readSlots(e *kernel.Opened, counters bool) error {
 	return nil
 }
 
-// ReadOne reads one service as it is now, without counters and queues. It wraps kernel.ErrNotExist where there is none.
+// ReadOne reads one service without counters and queues. An error wraps kernel.ErrNotExist if it does not exist.
 func ReadOne(r *kernel.Root, scope, name string) (*Service, error) {
 	s, err := ReadService(r, record.Instance(scope, name))
 	if err != nil {
@@ -248,7 +245,7 @@ func ReadOne(r *kernel.Root, scope, name string) (*Service, error) {
 	return &s, nil
 }
 
-// ReadService reads one service, without what only people want to know.
+// ReadService reads one service without counters and queues.
 func ReadService(r *kernel.Root, i kernel.Instance) (Service, error) {
 	reader := NewReader(r)
 	defer reader.Close()

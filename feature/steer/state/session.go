@@ -18,23 +18,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Session is an established TCP connection of a service, and where it belongs. A
-// change of where a device belongs moves its datagrams at once; its sessions stay
-// where they are, and the device is split, until they are reset and come again.
+// Session is an established TCP connection of a service and its assigned slot. A change of a device's slot moves its
+// datagrams at once. Its sessions stay, so the device is split until they are reset and reconnect.
 type Session struct {
 	Remote netip.AddrPort `json:"remote"`
 	Local  netip.AddrPort `json:"local"`
 	Device string         `json:"device,omitempty"` // name, by: device
-	From   *int           `json:"from"`             // slot whose member holds it; null: a process that is no member (any more)
-	Slot   int            `json:"slot"`             // where weir has its device now
+	From   *int           `json:"from"`             // slot of the member with the socket; null: the process is not a member
+	Slot   int            `json:"slot"`             // current slot of the device
 
 	Socket sockdiag.Socket `json:"-"`
 }
 
-// Cookie is the kernel's name of the session's socket (SO_COOKIE).
+// Cookie returns the cookie of the session's socket (SO_COOKIE).
 func (s Session) Cookie() uint64 { return s.Socket.Cookie }
 
-// Router names the session's device.
+// Router returns the name and address of the session's device.
 func (s Session) Router() string {
 	if s.Device != "" {
 		return s.Device + " (" + s.Remote.Addr().Unmap().String() + ")"
@@ -42,7 +41,7 @@ func (s Session) Router() string {
 	return s.Remote.Addr().Unmap().String()
 }
 
-// Slots says from where to where: "slot 1 → 0".
+// Slots formats the current and the assigned slot: "slot 1 → 0".
 func (s Session) Slots() string {
 	if s.From == nil {
 		return fmt.Sprintf("no member → slot %d", s.Slot)
@@ -50,18 +49,15 @@ func (s Session) Slots() string {
 	return fmt.Sprintf("slot %d → %d", *s.From, s.Slot)
 }
 
-// Misplaced lists the sessions that are at another slot's member, or a former
-// one's, than where weir has their device now, in order of address. It needs
-// root. All is in order where a service is bypassed, or by: something that keeps
-// no device in one place.
+// Misplaced lists the sessions of members other than their device's slot, including previous members, in order of
+// address. It needs root. The list is empty if the service is bypassed or its policy does not keep devices in one slot.
 func (s *Service) Misplaced(ctx context.Context) ([]Session, error) {
 	out, _, err := s.Sessions(ctx, nil)
 	return out, err
 }
 
-// Sessions lists those that are misplaced, and the cookies of those that no
-// process has accepted yet, so that nobody can say where they are. of selects
-// sockets; nil for all.
+// Sessions lists the misplaced sessions, and the cookies of sessions not accepted yet. No process has the latter, so
+// their slot is unknown. of selects sockets; nil selects all.
 func (s *Service) Sessions(ctx context.Context, of map[uint64]bool) (misplaced []Session, waiting []uint64, err error) {
 	if s.Bypassed || !s.By.KeepsDevices() || len(s.Table) == 0 {
 		return nil, nil, nil
@@ -94,7 +90,7 @@ func (s *Service) Sessions(ctx context.Context, of map[uint64]bool) (misplaced [
 	return misplaced, waiting, nil
 }
 
-// misplaced judges one session by the slots whose members hold it.
+// misplaced evaluates one session. held are the slots of the members with its socket.
 func (m *Mapping) misplaced(sk sockdiag.Socket, held []int) (Session, bool) {
 	p := m.Assign(sk.Remote.Addr().Unmap())
 	belongs := p.Slot
@@ -106,7 +102,7 @@ func (m *Mapping) misplaced(sk sockdiag.Socket, held []int) (Session, bool) {
 	case slices.Contains(held, belongs):
 		return out, false
 	case !m.whole[belongs] && (m.onEmpty == spec.Pass || len(held) == 0):
-		return out, false // anywhere is right; or nobody is known to be
+		return out, false // any member is right, or none is known
 	}
 	if len(held) > 0 {
 		out.From = &held[0]
@@ -114,8 +110,7 @@ func (m *Mapping) misplaced(sk sockdiag.Socket, held []int) (Session, bool) {
 	return out, true
 }
 
-// Established lists the service's sessions, those that are being opened among
-// them.
+// Established lists the service's sessions, including those during the handshake.
 func (s *Service) Established() ([]sockdiag.Socket, error) {
 	ns, err := s.OpenNetns()
 	if err != nil {
@@ -134,7 +129,7 @@ func (s *Service) Established() ([]sockdiag.Socket, error) {
 		}
 	}
 	if bound.named {
-		ports = map[uint16]bool{0: true} // bindings lead here from any
+		ports = map[uint16]bool{0: true} // bindings may lead here from any port
 	}
 	var out []sockdiag.Socket
 	err = ns.Do(func() error {
@@ -156,11 +151,11 @@ func (s *Service) Established() ([]sockdiag.Socket, error) {
 	return out, err
 }
 
-// boundTo is what is bound in a service's namespace, and the service's number there.
+// boundTo is the bindings of a service's namespace, and the service's number there.
 type boundTo struct {
-	*bindings.View // nil: nothing is
+	*bindings.View // nil: no bindings
 	id             uint32
-	named          bool // the service may be bound to
+	named          bool // the service may have bindings
 }
 
 func (s *Service) openBound() (b boundTo, err error) {
@@ -179,15 +174,15 @@ func (s *Service) openBound() (b boundTo, err error) {
 	return b, err
 }
 
-// Close closes the maps, if something is bound.
+// Close closes the maps, if any.
 func (b boundTo) Close() {
 	if b.View != nil {
 		b.View.Close()
 	}
 }
 
-// decides says whether a binding has the last word about a TCP destination, and whether
-// it leads to the service: as steer_dispatch does.
+// decides reports whether a binding decides for a TCP destination, and whether it leads to the service. It follows
+// steer_dispatch.
 func (b boundTo) decides(s *Service, to netip.AddrPort) (mine, decides bool) {
 	if b.View == nil {
 		return false, false
@@ -204,8 +199,8 @@ func (b boundTo) decides(s *Service, to netip.AddrPort) (mine, decides bool) {
 	return b.named && x.Value-1 == b.id, true
 }
 
-// owns says whether a destination is the service's: no other service of the
-// namespace has a longer prefix there.
+// owns reports whether a destination belongs to the service: no other service of the namespace has a longer prefix for
+// it.
 func (s *Service) owns(proto uint8, to netip.AddrPort) bool {
 	best := BestEndpoint(s.Endpoints, proto, to)
 	if best < 0 {
@@ -219,8 +214,7 @@ func (s *Service) owns(proto uint8, to netip.AddrPort) bool {
 	return true
 }
 
-// BestEndpoint is the length of the longest prefix that takes a destination, -1
-// for none.
+// BestEndpoint returns the length of the longest matching prefix, or -1.
 func BestEndpoint(eps []service.Endpoint, proto uint8, to netip.AddrPort) int {
 	best := -1
 	for _, ep := range eps {
@@ -231,8 +225,7 @@ func BestEndpoint(eps []service.Endpoint, proto uint8, to netip.AddrPort) int {
 	return best
 }
 
-// holders says for each socket, by inode, which slots' members hold it: the
-// processes of a member, and all that descend from them.
+// holders returns the slots of each socket, by inode: a member's processes or their descendants have it open.
 func (s *Service) holders(ctx context.Context) (map[uint32][]int, error) {
 	tree, err := service.ReadTree()
 	if err != nil {
@@ -244,11 +237,11 @@ func (s *Service) holders(ctx context.Context) (map[uint32][]int, error) {
 		if slot.PID != 0 && !slot.Exited {
 			pids = append(pids, slot.PID)
 		}
-		if slot.Drains != 0 { // sessions end with whom they began
+		if slot.Drains != 0 { // sessions stay with the generation they began with
 			pids = append(pids, slot.Drains)
 		}
 		if m := s.Record.Service.Member(slot.Slot); m != nil {
-			// A process that was admitted by hand need not be the configured one.
+			// A process admitted by an operator may differ from the configured one.
 			if more, err := m.Processes(ctx); err == nil && (len(pids) == 0 || slices.Contains(more, pids[0])) {
 				pids = append(pids, more...)
 			}

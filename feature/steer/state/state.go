@@ -20,14 +20,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Scope is the pin directory of the service's namespace: its inode number.
+// Scope returns the pin directory of the service's namespace: its inode number.
 func (s *Service) Scope() string { return s.PinScope }
 
-// State is what the pins say of steering on this host.
+// State is the state of steering on this host.
 type State struct {
 	Services []Service  `json:"services"`
-	Bound    []Bindings `json:"bound,omitempty"`    // namespaces in which something is bound
-	Outdated []Outdated `json:"outdated,omitempty"` // what weir upgrade would do
+	Bound    []Bindings `json:"bound,omitempty"`    // namespaces with bindings
+	Outdated []Outdated `json:"outdated,omitempty"` // engines that weir upgrade would change
 
 	Unreadable instances.Unreadable `json:"unreadable,omitempty"`
 
@@ -37,7 +37,7 @@ type State struct {
 // Unread implements feature.Unreads.
 func (st State) Unread() instances.Unreadable { return st.Unreadable }
 
-// Failures implements feature.Failing: services whose engine, hook, copies or socket holder are missing.
+// Failures implements feature.Failing. It returns the services without their engine, hook, copies or socket holder.
 func (st State) Failures() (out []feature.Finding) {
 	for i := range st.Services {
 		if s := &st.Services[i]; s.Fails() {
@@ -47,7 +47,8 @@ func (st State) Failures() (out []feature.Finding) {
 	return out
 }
 
-// Fails reports whether the service's Problem is a failure. The others are what a reader may not see.
+// Fails reports whether the service's Problem is a failure. Other Problems are data that the reader has no permission
+// for.
 func (s *Service) Fails() bool {
 	switch s.Problem {
 	case ProblemEngine, ProblemSocketHolder, engine.ProblemBind, engine.ProblemCopy:
@@ -56,10 +57,10 @@ func (s *Service) Fails() bool {
 	return false
 }
 
-// Err is about the instances that cannot be read, nil where there are none.
+// Err returns an error about the unreadable instances, or nil.
 func (st State) Err() error { return st.Unreadable.WithoutDamage().Err() }
 
-// Reads tells whether the engine of a namespace can be read, or is not there.
+// Reads reports whether the engine of a namespace is readable or does not exist.
 func (st State) Reads(scope string, kind spec.Engine) bool {
 	return !st.Unreadable.Has(record.EngineInstance(scope, kind))
 }
@@ -72,48 +73,48 @@ type Service struct {
 	Listen            []string             `json:"listen"`
 	By                spec.Policy          `json:"by"`
 	Engine            spec.Engine          `json:"engine"`
-	EngineReason      string               `json:"engine_reason,omitempty"` // why this engine
+	EngineReason      string               `json:"engine_reason,omitempty"` // reason of the choice
 	Seed              uint32               `json:"seed"`
 	Buckets           int                  `json:"buckets"`
 	OnEmpty           spec.OnEmpty         `json:"on_empty"`
 	Slots             []slots.State        `json:"slots"`
 	Weights           spec.Weights         `json:"weights,omitempty"`
 	Drained           []int                `json:"drained,omitempty"`  // slots without buckets for now
-	Moved             map[string]int       `json:"moved,omitempty"`    // devices moved by hand, to slot
-	Placed            map[int]int          `json:"placed,omitempty"`   // buckets moved by hand, to slot
-	DevicesFile       string               `json:"devices,omitempty"`  // the file that names the devices
+	Moved             map[string]int       `json:"moved,omitempty"`    // devices moved by an operator, to slot
+	Placed            map[int]int          `json:"placed,omitempty"`   // buckets moved by an operator, to slot
+	DevicesFile       string               `json:"devices,omitempty"`  // devices file
 	Bypassed          bool                 `json:"bypassed,omitempty"` // no packet is steered
 	MisplacedSessions *int                 `json:"misplaced_sessions,omitempty"`
 	Shared            *engine.Shared       `json:"share_port,omitempty"`
-	SharedAt          []hookorder.Position `json:"share_port_positions,omitempty"` // of its programs at the root of the cgroups
+	SharedAt          []hookorder.Position `json:"share_port_positions,omitempty"` // of the share_port programs at the root cgroup
 	Copies            *engine.Copies       `json:"copy,omitempty"`
-	Problem           string               `json:"problem,omitempty"`  // what is wrong with the service as a whole
-	Position          *hookorder.Position  `json:"position,omitempty"` // engine sk_lookup: of its program in the namespace
+	Problem           string               `json:"problem,omitempty"`  // of the service as a whole
+	Position          *hookorder.Position  `json:"position,omitempty"` // of the sk_lookup program in the namespace
 	Updated           time.Time            `json:"updated"`
-	PinScope          string               `json:"-"` // directory of its namespace
-	Record            *record.Service      `json:"-"` // what plans compare with
+	PinScope          string               `json:"-"` // pin directory of its namespace
+	Record            *record.Service      `json:"-"` // for plans to compare with
 	Table             []uint16             `json:"-"` // bucket to slot
-	Endpoints         []service.Endpoint   `json:"-"` // what each slot's sockets serve
+	Endpoints         []service.Endpoint   `json:"-"` // of each slot's sockets
 
 	DeviceList *spec.DeviceList     `json:"-"` // by: device
 	Others     [][]service.Endpoint `json:"-"` // of the namespace's other services
 	Root       *kernel.Root         `json:"-"`
 
-	Collapsed bool `json:"-"` // doctor: everything comes from one source
+	Collapsed bool `json:"-"` // doctor: all traffic comes from one source
 }
 
-// ProblemEngine is the Problem of a service that nothing steers.
+// ProblemEngine is the Problem of a service without its engine.
 const ProblemEngine = "its engine is missing: weir apply recovers it"
 
-// problemUnread is the Problem of a service whose engine cannot be read.
+// problemUnread returns the Problem of a service with an unreadable engine.
 func problemUnread(err error) string {
 	return "it stays as it is, for its engine cannot be read: " + err.Error()
 }
 
-// ProblemSocketHolder is the Problem of a service whose empty slots cannot drop.
+// ProblemSocketHolder is the Problem of a service without its socket holder.
 const ProblemSocketHolder = "its holder is gone (weir steer hold), which on_empty: drop and engine sk_reuseport need: weir apply and weir serve start it again"
 
-// Service returns the state of one service, the only one if name is empty.
+// Service returns the state of one service. An empty name selects the only service.
 func (st State) Service(name string) (*Service, error) {
 	var names []string
 	for i := range st.Services {
@@ -136,8 +137,8 @@ func (st State) Service(name string) (*Service, error) {
 	return nil, fmt.Errorf("no service %q is steered; there is %s", name, strings.Join(names, ", "))
 }
 
-// addPosition reads where the program that steers is among those of the namespace's sk_lookup. Other users
-// may not see it.
+// addPosition reads the position of the steering program among the sk_lookup programs of the namespace. It needs
+// permission.
 func (s *Service) addPosition(e *kernel.Opened) {
 	if s.Engine != spec.EngineSkLookup {
 		return
@@ -157,7 +158,7 @@ func (s *Service) addPosition(e *kernel.Opened) {
 	}
 }
 
-// Positions are those of the service's programs at their hooks: of sk_lookup and of share_port.
+// Positions returns the positions of the service's sk_lookup and share_port programs at their hooks.
 func (s *Service) Positions() (out []hookorder.Position) {
 	if s.Position != nil {
 		out = append(out, *s.Position)
@@ -165,8 +166,8 @@ func (s *Service) Positions() (out []hookorder.Position) {
 	return append(out, s.SharedAt...)
 }
 
-// addQueues asks sock_diag for queues, buffers and drops of the sockets. It
-// needs root where the namespace is not the reader's own: without, they are 0.
+// addQueues reads queues, buffers and drops of the sockets from sock_diag. In a foreign namespace it needs root.
+// Without, they are 0.
 func (s *Service) addQueues() {
 	ns, err := s.OpenNetns()
 	if err != nil {

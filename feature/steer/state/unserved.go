@@ -16,12 +16,12 @@ type Unserved struct {
 	Rejected uint64 `json:"rejected"`
 }
 
-// Text says what becomes of the service's traffic.
+// Text describes the fate of the service's traffic.
 func (u Unserved) Text(netns string) string {
 	return fmt.Sprintf("no socket is registered in %s for its %s: the traffic is rejected (%d so far)", netns, counted(u.Bindings, "binding"), u.Rejected)
 }
 
-// Remedy is how it gets a socket.
+// Remedy tells how to register a socket.
 func (u Unserved) Remedy() string {
 	return fmt.Sprintf("weir steer register %s tcp|udp ADDRESS PORT --pid N, at each start of the server (docs/BINDINGS.md)", u.Service)
 }
@@ -33,7 +33,7 @@ func counted(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// NoteUnserved adds to each namespace its services without a socket.
+// NoteUnserved lists the services without a socket in each namespace.
 func (s *State) NoteUnserved(r *kernel.Root) error {
 	for i := range s.Bound {
 		b := &s.Bound[i]

@@ -13,16 +13,16 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// Outdated is an engine whose program another weir put in place.
+// Outdated is an engine with the program of another weir version.
 type Outdated struct {
-	Netns   string      `json:"netns"` // as the kernel names it: net:[4026531840]
+	Netns   string      `json:"netns"` // kernel name: net:[4026531840]
 	Engine  spec.Engine `json:"engine"`
-	Object  string      `json:"object"`  // the beginning of the SHA-256 of the BPF object
-	Version string      `json:"version"` // of the weir that put it there
+	Object  string      `json:"object"`  // first bytes of the SHA-256 of the BPF object
+	Version string      `json:"version"` // of the weir that loaded it
 	Scope   string      `json:"-"`
 }
 
-// String is the change that an upgrade makes.
+// String describes the change by an upgrade.
 func (o Outdated) String() string {
 	s := fmt.Sprintf("object %s → %s", o.Object, engine.ShortHash(engine.ObjectHash(o.Engine)))
 	if o.Version != kernel.Version {
@@ -31,7 +31,7 @@ func (o Outdated) String() string {
 	return s
 }
 
-// ReadOutdated lists the engines among instances that an upgrade would change, and those that cannot be read.
+// ReadOutdated returns the engines that an upgrade would change, and the unreadable engines.
 func ReadOutdated(r *kernel.Root, all []kernel.Instance) (out []Outdated, unread instances.Unreadable) {
 	for _, i := range all {
 		kind, ok := record.EngineKind(i)
@@ -41,7 +41,7 @@ func ReadOutdated(r *kernel.Root, all []kernel.Instance) (out []Outdated, unread
 		engines := record.EngineStore(kind)
 		rec, err := engines.Read(r, i)
 		if errors.Is(err, kernel.ErrNotExist) {
-			continue // or damaged, which a Checker tells
+			continue // or damaged: a Checker reports it
 		} else if err != nil {
 			unread.Add(i, err)
 			continue
@@ -54,7 +54,7 @@ func ReadOutdated(r *kernel.Root, all []kernel.Instance) (out []Outdated, unread
 	return out, unread
 }
 
-// ReadUnread lists those among instances that cannot be read, without engines.
+// ReadUnread returns the unreadable instances other than engines.
 func ReadUnread(r *kernel.Root, all []kernel.Instance) (unread instances.Unreadable, err error) {
 	for _, i := range all {
 		switch {

@@ -12,7 +12,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/spec"
 )
 
-// Values are the arguments of the query "where".
+// Values returns the parameters of the query "where".
 func (w WhatIf) Values(service string, sources []string) url.Values {
 	without := make([]string, len(w.Without))
 	for i, n := range w.Without {
@@ -38,27 +38,26 @@ func (w *WhatIf) Parse(q url.Values) (err error) {
 	return nil
 }
 
-// Assignment says where the traffic of one source goes.
+// Assignment is the slot of a source's traffic.
 type Assignment struct {
 	Address  netip.Addr `json:"address"`
-	Device   string     `json:"device,omitempty"` // its name, by: device
+	Device   string     `json:"device,omitempty"` // device name, by: device
 	Bucket   int        `json:"bucket"`
 	Slot     int        `json:"slot"`
 	Admitted bool       `json:"admitted"` // false: on_empty decides
 	PID      int        `json:"pid,omitempty"`
 	Member   string     `json:"member,omitempty"`
-	Instead  *int       `json:"instead,omitempty"` // on_empty next: the slot that takes it meanwhile
-	Moved    bool       `json:"moved,omitempty"`   // by weir steer move, from where its bucket is
+	Instead  *int       `json:"instead,omitempty"` // on_empty next: the slot that receives it meanwhile
+	Moved    bool       `json:"moved,omitempty"`   // by weir steer move
 }
 
-// WhatIf changes what Where computes with; its zero value is what is there.
+// WhatIf modifies the computation of Where. The zero value is the current state.
 type WhatIf struct {
-	Slots   int   // this many slots instead; 0: as they are
-	Without []int // slots to take as empty
+	Slots   int   // simulated number of slots; 0: unchanged
+	Without []int // slots to treat as empty
 }
 
-// Sources reads addresses, or names of devices, for which the first of their addresses
-// stands.
+// Sources parses addresses and device names. A name becomes the device's first address.
 func (s *Service) Sources(names []string) ([]netip.Addr, error) {
 	out := make([]netip.Addr, len(names))
 	for i, name := range names {
@@ -79,8 +78,8 @@ func (s *Service) Sources(names []string) ([]netip.Addr, error) {
 	return out, nil
 }
 
-// Where computes the place of each source address, as the program does. The
-// error says so where the source alone does not decide.
+// Where computes the slot of each source address like the program. It returns an error if the policy does not decide by
+// the source alone.
 func (s *Service) Where(w WhatIf, addrs ...netip.Addr) ([]Assignment, error) {
 	switch {
 	case len(s.Table) == 0:
@@ -111,17 +110,17 @@ func (s *Service) Where(w WhatIf, addrs ...netip.Addr) ([]Assignment, error) {
 	return out, nil
 }
 
-// Mapping is the program's twin for policies that keep a device in one place.
+// Mapping computes slots like the program, for policies that keep a device in one slot.
 type Mapping struct {
 	seed    uint32
 	Table   []uint16
 	moved   map[netip.Addr]int
 	Devices *spec.DeviceList
-	whole   []bool // by slot
+	whole   []bool // by slot: has a complete member
 	onEmpty spec.OnEmpty
 }
 
-// Mapping is the arithmetic of the program under a condition. An error says why slots cannot be computed.
+// Mapping returns the mapping under a hypothetical change. An error explains why slots cannot be computed.
 func (s *Service) Mapping(w WhatIf) (*Mapping, error) {
 	m := &Mapping{seed: s.Seed, Table: s.Table, onEmpty: s.OnEmpty, Devices: s.DeviceList}
 	slots := len(s.Slots)
@@ -143,7 +142,7 @@ func (s *Service) Mapping(w WhatIf) (*Mapping, error) {
 	}
 	m.whole = make([]bool, slots)
 	for i := range m.whole {
-		m.whole[i] = i >= len(s.Slots) || s.Slots[i].Admitted() // a simulated slot is taken to be served
+		m.whole[i] = i >= len(s.Slots) || s.Slots[i].Admitted() // simulated slots count as served
 	}
 	for _, n := range w.Without {
 		if n < 0 || n >= slots {
@@ -154,7 +153,7 @@ func (s *Service) Mapping(w WhatIf) (*Mapping, error) {
 	return m, nil
 }
 
-// Assign computes everything but who is at the slot.
+// Assign computes an assignment without its member.
 func (m *Mapping) Assign(a netip.Addr) Assignment {
 	p := Assignment{Address: a}
 	if d := m.Devices.Find(a); d != nil {
@@ -179,7 +178,7 @@ func (m *Mapping) Assign(a netip.Addr) Assignment {
 // maxNext is STEER_MAX_NEXT.
 const maxNext = 32
 
-// Divert is the twin of the program's function of that name.
+// Divert is the counterpart of the program's function divert.
 func Divert(whole []bool, slot int, hash uint32) (int, bool) {
 	others := len(whole) - 1
 	if others < 1 {
@@ -194,10 +193,9 @@ func Divert(whole []bool, slot int, hash uint32) (int, bool) {
 	return 0, false
 }
 
-// HashFlow is the hash of a packet by: flow under a seed: the program's
-// hash_flow. The source hashes as in [spec.Hash], with the ports, the remote one in
-// network byte order, and the protocol added to the seed of the destination; an
-// IPv4 destination is the first four of 16 bytes.
+// HashFlow returns the hash of a packet under by: flow, like the program's hash_flow. The seed of the destination's
+// hash is the source's [spec.Hash], plus the ports (the remote one in network byte order), plus 1 for TCP. An IPv4
+// destination is the first four of 16 bytes.
 func HashFlow(seed uint32, proto uint8, from, to netip.AddrPort) uint32 {
 	var tcp uint32
 	if proto == 6 {

@@ -15,16 +15,14 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// Why a slot is empty is one text for status, explain, doctor and metrics. What keeps a
-// member out before it is put in place is found out anew, by looking for it as weir serve
-// does. What keeps it out later, and checks, only the last try knows: it is remarked.
+// The reason of an empty slot is one text for status, explain, doctor and metrics. Reasons before the admission are
+// found again by a search for the member, like in weir serve. Failed checks and errors during the admission are known
+// only from the last attempt, through its remark.
 
-// ReasonBudget bounds how long one reading looks for members of empty slots. Slots beyond it
-// are told what was remarked.
+// ReasonBudget limits the time of the searches in one reading. Slots beyond it show the remark.
 const ReasonBudget = 2 * time.Second
 
-// ExplainEmpty finds out why slots are empty, and which are a process's that their
-// configured member does not name.
+// ExplainEmpty finds the reasons of empty slots, and slots occupied by a process other than their configured member.
 func (st *State) ExplainEmpty(ctx context.Context) {
 	until := time.Now().Add(ReasonBudget)
 	for i := range st.Services {
@@ -32,8 +30,8 @@ func (st *State) ExplainEmpty(ctx context.Context) {
 	}
 }
 
-// Occupant names the process that serves a slot in place of its configured member; "": the member does, or that cannot be told. Where the
-// configured member names no process, the last try to admit it tells: it was remarked.
+// Occupant names the process in the slot if it is not the configured member. "" means that it is, or that this is
+// unknown. If the configured member names no process, the remark of the last admission attempt decides.
 func (s *Service) Occupant(slot slots.State) string {
 	m := s.Record.Service.Member(slot.Slot)
 	if m == nil || !slot.Admitted() {
@@ -48,12 +46,12 @@ func (s *Service) Occupant(slot slots.State) string {
 	return ""
 }
 
-// remarked is why the last try to admit a slot's member failed. kept: another process served the slot.
+// remarked returns the error of the last attempt to admit a slot's member. kept: another process occupied the slot.
 func (s *Service) remarked(slot int) (why string, kept bool) {
 	return strings.CutPrefix(s.Root.Remarks(record.Instance(s.PinScope, s.Name), strconv.Itoa(slot)), engine.KeptMark)
 }
 
-// ExplainEmpty looks for the reason of each empty slot, until a time.
+// ExplainEmpty finds the reason of each empty slot. It searches for members until the given time.
 func (s *Service) ExplainEmpty(ctx context.Context, until time.Time) {
 	for n := range s.Slots {
 		slot := &s.Slots[n]
@@ -79,7 +77,7 @@ func (s *Service) ExplainEmpty(ctx context.Context, until time.Time) {
 	}
 }
 
-// whyEmpty says what keeps a slot's configured member out.
+// whyEmpty returns the reason that keeps a slot's configured member out.
 func (s *Service) whyEmpty(ctx context.Context, key slots.Slot, look bool) string {
 	remarked, _ := s.remarked(key.Slot)
 	late, isLate := strings.CutPrefix(remarked, engine.LateMark)

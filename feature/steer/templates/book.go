@@ -14,63 +14,62 @@ import (
 	"github.com/weir-project/weir/internal/ipfix"
 )
 
-// Bounds of the sessions remembered in one network namespace. maxSessions is
-// TEMPLATES_SESSIONS. Bytes are by [FlowSession.Size]. Newcomers are sessions that
-// may be forged, see [proven]: they never push out the others.
+// Limits of the remembered sessions of one network namespace. maxSessions is TEMPLATES_SESSIONS. Bytes are counted by
+// [FlowSession.Size]. Newcomers are sessions not proven yet, so they may be forged. They never displace proven
+// sessions.
 const (
 	maxSessions          = 32768
 	maxBookBytes         = 18 << 20
 	maxNewcomers         = maxSessions / 2
 	maxNewcomerBytes     = 14 << 20
-	maxSessionsOfAddress = 256            // one exporter's domains, or ports that it changes with every message
+	maxSessionsOfAddress = 256            // domains of one exporter, or ports if it changes them with every message
 	maxAddressBytes      = 256 << 10      // of one address
 	maxSessionTemplates  = 256            // of one observation domain
-	maxSessionBytes      = 16 << 10       // of one observation domain's template records
-	sessionLife          = 24 * time.Hour // of silence
-	newcomerLife         = time.Hour      // of silence, of a newcomer
+	maxSessionBytes      = 16 << 10       // template records of one observation domain
+	sessionLife          = 24 * time.Hour // silence of a proven session
+	newcomerLife         = time.Hour      // silence of a newcomer
 	supersededLife       = 10 * time.Minute
 )
 
-// sessionBytes and templateBytes are about what weir serve keeps of a session and of a
-// template, apart from the template's record.
+// sessionBytes and templateBytes estimate the memory of a session and of a template in weir serve, without the
+// template's record.
 const (
 	sessionBytes  = 256
 	templateBytes = 48
 )
 
-// A session is proven once it was heard so often, and over such a time. A flood of
-// forged addresses says each of them once.
+// A session is proven after this number of messages over this time. A flood of forged addresses uses each address once.
 const (
 	ProvenMessages = 3
 	ProvenAge      = 30 * time.Second
 )
 
-// errNoRoom says that a session already has as many templates as fit.
+// errNoRoom means that a session has reached its limit of templates.
 var errNoRoom = errors.New("more templates than are remembered of one observation domain")
 
-// MemberID is the process that has a slot; the zero value is nobody.
+// MemberID is the process of a slot. The zero value is none.
 type MemberID struct {
 	Tgid  uint32
 	Start uint64 // clock ticks since boot
 }
 
-// FlowSession is what is remembered of one observation domain of one exporter.
+// FlowSession is the remembered state of one observation domain of one exporter.
 type FlowSession struct {
 	Templates []ipfix.Template
-	Served    MemberID // who has the templates
-	Learnt    int64    // ns since the epoch, of the latest change
-	Replayed  int64    // ns since the epoch, of the latest replay; 0: never
+	Served    MemberID // member that has the templates
+	Learnt    int64    // latest change, ns since the epoch
+	Replayed  int64    // latest replay, ns since the epoch; 0: never
 	Replays   uint32
-	Born      uint64 // CLOCK_MONOTONIC, ns, when it was first learnt
+	Born      uint64 // first message, CLOCK_MONOTONIC, ns
 
 	Bytes      int
 	Proven     bool
-	tries      int    // replays to Served that the member's socket may have dropped
+	tries      int    // replays to Served possibly dropped by the member's socket
 	Generation uint32 // in the store
 	Chunks     int    // in the store
 }
 
-// Size is about the memory of weir serve that a session takes, bytes.
+// Size estimates the session's memory in weir serve, in bytes.
 func (s *FlowSession) Size() int { return sessionBytes + templateBytes*len(s.Templates) + s.Bytes }
 
 // BookUse is a number of sessions and the sum of their sizes.
@@ -81,7 +80,7 @@ func (u *BookUse) add(sessions, bytes int) {
 	u.Bytes += bytes
 }
 
-// Book holds the sessions of one network namespace.
+// Book contains the sessions of one network namespace.
 type Book struct {
 	Sessions  map[bpf.TemplatesSession]*FlowSession
 	Of        map[[16]byte]*BookUse // by source address
@@ -89,18 +88,18 @@ type Book struct {
 	Bytes     int
 }
 
-// newBook makes an empty book.
+// newBook returns an empty book.
 func newBook() *Book {
 	return &Book{Sessions: map[bpf.TemplatesSession]*FlowSession{}, Of: map[[16]byte]*BookUse{}}
 }
 
-// Add puts a session into the book, and counts it.
+// Add adds a session.
 func (b *Book) Add(k bpf.TemplatesSession, s *FlowSession) {
 	b.Sessions[k] = s
 	b.charge(k, s, 1, s.Size())
 }
 
-// Remove takes a session out of the book.
+// Remove removes a session.
 func (b *Book) Remove(k bpf.TemplatesSession) {
 	s := b.Sessions[k]
 	if s == nil {
@@ -110,7 +109,7 @@ func (b *Book) Remove(k bpf.TemplatesSession) {
 	b.charge(k, s, -1, -s.Size())
 }
 
-// grown notes that a session's size was another one before.
+// grown accounts for a change of a session's size. before is the previous size.
 func (b *Book) grown(k bpf.TemplatesSession, s *FlowSession, before int) {
 	b.charge(k, s, 0, s.Size()-before)
 }
@@ -131,7 +130,7 @@ func (b *Book) charge(k bpf.TemplatesSession, s *FlowSession, sessions, bytes in
 	b.Bytes += bytes
 }
 
-// prove notes that a session is not forged, or was forged with effort.
+// prove marks a session as proven.
 func (b *Book) prove(s *FlowSession) {
 	if !s.Proven {
 		s.Proven = true
@@ -139,7 +138,7 @@ func (b *Book) prove(s *FlowSession) {
 	}
 }
 
-// crowd is a group of sessions that takes more room than it may.
+// crowd is a group of sessions beyond its limit.
 type crowd int
 
 const (
@@ -149,7 +148,7 @@ const (
 	crowdAll
 )
 
-// crowded returns the first group that takes too much room, with a session of src.
+// crowded returns the first group beyond its limit that a session of src belongs to.
 func (b *Book) crowded(src [16]byte) crowd {
 	switch u := b.Of[src]; {
 	case u != nil && (u.Sessions > maxSessionsOfAddress || u.Bytes > maxAddressBytes):
@@ -165,19 +164,17 @@ func (b *Book) crowded(src [16]byte) crowd {
 	return crowdNone
 }
 
-// eased says that newcomers are so far from their bounds that no room has to be made for a while.
+// eased reports whether newcomers are well below their limits, so no session must be removed soon.
 func (b *Book) eased() bool {
 	const others = crowdShare - 1
 	return b.Newcomers.Sessions*crowdShare < maxNewcomers*others && b.Newcomers.Bytes*crowdShare < maxNewcomerBytes*others
 }
 
-// crowdShare is the share of a crowd that makes room at a time: to look for the silent ones
-// costs time.
+// crowdShare is the reciprocal of the share removed at a time, because finding the silent sessions is slow.
 const crowdShare = 16
 
-// silent returns the share of a crowd that was silent longest, at least one session and never
-// except. last tells when a session was heard. An exporter that sends is not pushed out by
-// forged ones that sent once.
+// silent returns the longest silent share of a crowd: at least one session, never except. last returns the time of a
+// session's last message. An active exporter is not displaced by forged sessions with a single message.
 func (b *Book) silent(c crowd, except bpf.TemplatesSession, last func(bpf.TemplatesSession) uint64) []bpf.TemplatesSession {
 	type silent struct {
 		key  bpf.TemplatesSession
@@ -198,11 +195,10 @@ func (b *Book) silent(c crowd, except bpf.TemplatesSession, last func(bpf.Templa
 	return out
 }
 
-// current tells sessions from those that their exporter has given up: one that
-// restarts sends from another port, and many collectors know it by its address
-// and domain alone, so that the old templates would take the new ones' place. A
-// session is superseded while it was not heard since another of its exporter,
-// domain and collector was first learnt.
+// current returns a function that reports whether a session is still in use. A restarted exporter sends from another
+// port. Many collectors identify it by address and domain only, so old templates would overwrite the new ones. A
+// session is superseded if it has been silent since a newer session of the same exporter, domain and collector was
+// first heard.
 func (b *Book) current(last func(bpf.TemplatesSession) uint64) func(bpf.TemplatesSession) bool {
 	type newest struct {
 		key  bpf.TemplatesSession
@@ -221,8 +217,8 @@ func (b *Book) current(last func(bpf.TemplatesSession) uint64) func(bpf.Template
 	}
 }
 
-// apply enters what a message says of templates and tells how many are new or
-// gone. A template of a number that is taken replaces the one that had it.
+// apply applies the template changes of a message. It returns the number of new, changed and withdrawn templates. A
+// template with a known number replaces the previous one.
 func (s *FlowSession) apply(changes []ipfix.Change) (changed int, err error) {
 	for _, c := range changes {
 		if c.Withdrawn != nil {
@@ -242,7 +238,7 @@ func (s *FlowSession) index(id uint16) int {
 	return slices.IndexFunc(s.Templates, func(t ipfix.Template) bool { return t.ID == id })
 }
 
-// Put enters a template, unless it is there already or has no room.
+// Put adds a template. It returns false if the template is known or there is no room.
 func (s *FlowSession) Put(t ipfix.Template) (bool, error) {
 	i := s.index(t.ID)
 	if i >= 0 && s.Templates[i].Equal(t) {
@@ -255,7 +251,7 @@ func (s *FlowSession) Put(t ipfix.Template) (bool, error) {
 	if s.Bytes+grown > maxSessionBytes || i < 0 && len(s.Templates) >= maxSessionTemplates {
 		return false, errNoRoom
 	}
-	t.Record = bytes.Clone(t.Record) // it shares the buffer that it was read into
+	t.Record = bytes.Clone(t.Record) // it shares the read buffer
 	s.Bytes += grown
 	if i >= 0 {
 		s.Templates[i] = t
@@ -277,10 +273,9 @@ func (s *FlowSession) withdraw(w ipfix.Withdrawal) int {
 	return before - len(s.Templates)
 }
 
-// nextSequence is the sequence number that the exporter's next message will
-// have. NetFlow v9 counts messages; ipfix.IPFIX counts data records, so those of the
-// latest message are counted by its sets' lengths. exact is false where they
-// cannot be, because records vary in length: a collector then notes a gap once.
+// nextSequence returns the sequence number of the exporter's next message. NetFlow v9 counts messages. IPFIX counts
+// data records, so the records of the latest message are computed from its set lengths. exact is false if records vary
+// in length: a collector then sees one gap.
 func (s *FlowSession) nextSequence(k bpf.TemplatesSession, h bpf.TemplatesHeard) (next uint32, exact bool) {
 	if k.Version == ipfix.NetFlow9 {
 		return h.Sequence + 1, true
@@ -304,8 +299,7 @@ func (s *FlowSession) nextSequence(k bpf.TemplatesSession, h bpf.TemplatesHeard)
 	return next, exact
 }
 
-// heardAs is a message as the filter would have noted it, had the session been
-// known.
+// heardAs returns a message as recorded by the filter for a known session.
 func heardAs(m *ipfix.Message, ifindex uint32, now uint64) bpf.TemplatesHeard {
 	h := bpf.TemplatesHeard{Last: now, Messages: 1, Sequence: m.Sequence, ExportTime: m.ExportTime, Uptime: m.Uptime,
 		Ifindex: ifindex, Sets: uint32(len(m.Sets))}
@@ -315,8 +309,8 @@ func heardAs(m *ipfix.Message, ifindex uint32, now uint64) bpf.TemplatesHeard {
 	return h
 }
 
-// replay is the messages that give a session's templates to a new member. Their
-// header continues the latest message that was heard, in the exporter's own time.
+// replay returns the messages that carry a session's templates to a new member. Their header continues the latest
+// received message, in the exporter's own time.
 func (s *FlowSession) replay(k bpf.TemplatesSession, h bpf.TemplatesHeard, limit int) [][]byte {
 	next, _ := s.nextSequence(k, h)
 	head := ipfix.Header{Version: k.Version, Domain: k.Domain, ExportTime: h.ExportTime, Uptime: h.Uptime}
@@ -331,12 +325,12 @@ func (b *Book) Templates() (n int) {
 	return n
 }
 
-// exporterAddr is the address and port that a session's exporter sends from.
+// exporterAddr returns the source address and port of a session.
 func exporterAddr(k bpf.TemplatesSession) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(k.Src).Unmap(), k.Sport)
 }
 
-// collectorAddr is the address and port that it sends to.
+// collectorAddr returns the destination address and port of a session.
 func collectorAddr(k bpf.TemplatesSession) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(k.Dst).Unmap(), k.Dport)
 }

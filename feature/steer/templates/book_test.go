@@ -39,7 +39,7 @@ func TestSessionIsBounded(t *testing.T) {
 	}
 }
 
-// Forged exporters that send once do not push out those that go on.
+// TestRoomIsMadeOfTheSilent: forged exporters with a single message do not displace active ones.
 func TestRoomIsMadeOfTheSilent(t *testing.T) {
 	b := newBook()
 	key := func(i int) bpf.TemplatesSession {
@@ -51,7 +51,7 @@ func TestRoomIsMadeOfTheSilent(t *testing.T) {
 	if c := b.crowded(key(0).Src); c != crowdAll {
 		t.Errorf("crowd %d", c)
 	}
-	// The first thousand are heard all the time.
+	// The first thousand are always active.
 	gone := b.silent(crowdAll, key(maxSessions), func(k bpf.TemplatesSession) uint64 {
 		if k.Domain < 1000 {
 			return 1e9
@@ -77,7 +77,8 @@ func TestRoomIsMadeOfTheSilent(t *testing.T) {
 	}
 }
 
-// What a session, an address, newcomers and all take is bounded, whatever grows; the proven stay.
+// TestBookIsBounded: a session, an address, newcomers and the whole book stay within their limits. Proven sessions
+// stay.
 func TestBookIsBounded(t *testing.T) {
 	b := newBook()
 	last := func(k bpf.TemplatesSession) uint64 { return uint64(k.Domain) }
@@ -144,7 +145,7 @@ func TestNextSequence(t *testing.T) {
 		{ipfix.NetFlow9, heard(ipfix.Set{ID: 260, Length: 400}), 0xffffffff, true},
 		{ipfix.IPFIX, heard(), 0xfffffffe, true},
 		{ipfix.IPFIX, heard(ipfix.Set{ID: 2, Length: 100}), 0xfffffffe, true},
-		{ipfix.IPFIX, heard(ipfix.Set{ID: 260, Length: 4 + 12*3 + 2}), 1, true}, // padded, and beyond the last number
+		{ipfix.IPFIX, heard(ipfix.Set{ID: 260, Length: 4 + 12*3 + 2}), 1, true}, // padded, and the number wraps around
 		{ipfix.IPFIX, heard(ipfix.Set{ID: 260, Length: 16}, ipfix.Set{ID: 260, Length: 16}), 0, true},
 		{ipfix.IPFIX, heard(ipfix.Set{ID: 262, Length: 40}), 0xfffffffe, false},
 		{ipfix.IPFIX, heard(ipfix.Set{ID: 999, Length: 40}, ipfix.Set{ID: 260, Length: 16}), 0xffffffff, false},

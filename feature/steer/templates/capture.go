@@ -20,32 +20,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sizes of the capture. The buffer holds some thousand template messages, which
-// all exporters may send at once; what more there is comes again.
+// Sizes of the capture. The buffer holds some thousand template messages, in case all exporters send at once. Lost
+// messages are repeated.
 const (
 	captureBuffer = 4 << 20 // bytes
-	captureBurst  = 512     // messages between two looks at the clock
-	captureRate   = 20000   // messages a second, of a burst; the filter has lower bounds for what lasts
+	captureBurst  = 512     // messages between two checks of the rate
+	captureRate   = 20000   // messages per second in a burst; the filter has lower limits for sustained rates
 )
 
-// HeardMessage is a datagram that carries templates.
+// HeardMessage is a datagram with templates.
 type HeardMessage struct {
 	Session bpf.TemplatesSession // without version and domain
 	Ifindex uint32
 	Payload []byte
 }
 
-// templateCapture listens to a namespace's incoming packets: two packet sockets, whose
-// filter wakes us for templates only. The kernel gives them copies; the packets
-// go their way.
+// templateCapture receives a namespace's incoming packets with two packet sockets. A filter passes only messages with
+// templates. The sockets get copies and do not affect the packets.
 type templateCapture struct {
 	c       *kernel.Collection
 	sockets []*os.File
-	ports   map[uint16]uint64 // messages refused that were told of
+	ports   map[uint16]uint64 // refused messages already reported
 }
 
-// openTemplateCapture starts listening at ports; give gets every message, from
-// two goroutines.
+// openTemplateCapture starts the capture at ports. give receives every message, from two goroutines.
 func openTemplateCapture(ns *netns.Handle, sessions *ebpf.Map, ports map[uint16]bool, give func(HeardMessage)) (*templateCapture, error) {
 	spec, err := bpf.LoadTemplates()
 	if err != nil {
@@ -71,7 +69,7 @@ func openTemplateCapture(ns *netns.Handle, sessions *ebpf.Map, ports map[uint16]
 }
 
 func (c *templateCapture) openAll() error {
-	// One protocol each: a socket for all protocols would see what is sent, too.
+	// One socket per protocol: a socket for all protocols would also receive outgoing packets.
 	for _, proto := range []uint16{unix.ETH_P_IP, unix.ETH_P_IPV6} {
 		if err := c.open(proto); err != nil {
 			return fmt.Errorf("listening for templates: %w", err)
@@ -81,7 +79,7 @@ func (c *templateCapture) openAll() error {
 }
 
 func (c *templateCapture) open(proto uint16) error {
-	// Without a protocol the socket hears nothing until its filter is there.
+	// Without a protocol the socket receives nothing until its filter is attached.
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return err
@@ -96,7 +94,7 @@ func (c *templateCapture) open(proto uint16) error {
 	return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: spec.NetworkOrder(proto)})
 }
 
-// watch tells the filter which ports matter.
+// watch sets the ports of the filter.
 func (c *templateCapture) watch(ports map[uint16]bool) error {
 	m := c.c.Maps[bpf.TemplatesMapTemplatesPorts]
 	for p := range ports {
@@ -116,7 +114,7 @@ func (c *templateCapture) watch(ports map[uint16]bool) error {
 	return nil
 }
 
-// refused returns how many messages the filter has refused at each port since it was last asked.
+// refused returns the number of messages refused by the filter at each port since the last call.
 func (c *templateCapture) refused() map[uint16]uint64 {
 	var out map[uint16]uint64
 	for p, told := range c.ports {
@@ -133,7 +131,7 @@ func (c *templateCapture) refused() map[uint16]uint64 {
 	return out
 }
 
-// Close ends the listening and its goroutines.
+// Close stops the capture and its goroutines.
 func (c *templateCapture) Close() {
 	for _, s := range c.sockets {
 		s.Close()
@@ -167,7 +165,7 @@ func readMessages(s *os.File, give func(HeardMessage)) {
 		}
 		ll, ok := from.(*unix.SockaddrLinklayer)
 		if rerr != nil || !ok {
-			continue // an interface went down: the socket goes on
+			continue // an interface went down: the socket continues
 		}
 		if m, ok := readDatagram(buf[:size]); ok {
 			m.Ifindex = uint32(ll.Ifindex)
@@ -176,8 +174,7 @@ func readMessages(s *os.File, give func(HeardMessage)) {
 	}
 }
 
-// readDatagram reads the headers of a packet that the filter let through. The
-// payload shares b.
+// readDatagram parses the headers of a packet passed by the filter. The payload shares b.
 func readDatagram(b []byte) (m HeardMessage, ok bool) {
 	if len(b) < 20 {
 		return m, false

@@ -36,7 +36,7 @@ func loadFilter(t testing.TB) *kernel.Collection {
 	return c
 }
 
-// framed is an Ethernet frame of a datagram that is no replay.
+// framed returns an Ethernet frame of a datagram without the mark of a replay.
 func framed(from, to netip.AddrPort, payload []byte) []byte {
 	p := udpPacket(from, to, payload)
 	ethertype := []byte{8, 0}
@@ -140,7 +140,7 @@ func BenchmarkTemplateFilter(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer empty.Close()
-	b.Run("no filter", func(b *testing.B) { // what the kernel's loop itself takes
+	b.Run("no filter", func(b *testing.B) { // the cost of the kernel's loop
 		if _, err := empty.Run(&ebpf.RunOptions{Data: data, Repeat: uint32(b.N)}); err != nil {
 			b.Fatal(err)
 		}
@@ -154,8 +154,8 @@ func BenchmarkTemplateFilter(b *testing.B) {
 	}
 }
 
-// The filter wakes user space for a burst of each source, and of all sources that are not known; known sessions
-// have a budget of their own. The rest is counted.
+// TestTemplateBudgets: the filter passes a burst of each source, and of all unknown sources together. Known sessions
+// have a separate budget. The filter counts the rest.
 func TestTemplateBudgets(t *testing.T) {
 	c := loadFilter(t)
 	to4, to6 := netip.MustParseAddrPort("10.0.0.1:4739"), netip.MustParseAddrPort("[2001:db8::1]:4739")

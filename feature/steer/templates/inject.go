@@ -23,17 +23,15 @@ const (
 	replayTTL   = 255
 )
 
-// maxInjected is what BPF_PROG_TEST_RUN takes: a page less the kernel's own.
+// maxInjected is the maximum packet of BPF_PROG_TEST_RUN: a page without the kernel's own data.
 const maxInjected = 3400
 
-// injector delivers datagrams in the name of others to sockets of its
-// namespace: into the receive path of the interface that the sender's own
-// packets come from, so that filters, rp_filter and steering see no difference;
-// over loopback where there is no such interface. Everything of it runs in
-// [netns.Handle.Do].
+// injector delivers datagrams with a foreign source address to sockets of its namespace. It injects them into the
+// receive path of the interface that the sender's packets arrive on. Filters, rp_filter and steering see no difference.
+// Without such an interface it uses loopback. All methods run in [netns.Handle.Do].
 type injector struct {
 	c     *kernel.Collection
-	Raw   map[bool]int // sockets that take whole packets, by "IPv4"
+	Raw   map[bool]int // raw sockets, by "IPv4"
 	links map[uint32]netlink.Link
 }
 
@@ -63,7 +61,6 @@ func newInjector() (*injector, error) {
 	return in, nil
 }
 
-// Close closes the sockets.
 func (in *injector) Close() {
 	for _, fd := range in.Raw {
 		unix.Close(fd)
@@ -71,18 +68,17 @@ func (in *injector) Close() {
 	in.c.Close()
 }
 
-// forget makes the next send look at interfaces anew: they come and go.
+// forget makes the next send read the interfaces again.
 func (in *injector) forget() { clear(in.links) }
 
-// link is the interface to inject at, nil for loopback.
+// link returns the interface to inject at, or nil for loopback.
 func (in *injector) link(index uint32) netlink.Link {
 	l, known := in.links[index]
 	if known {
 		return l
 	}
 	l, err := netlink.LinkByIndex(int(index))
-	// On loopback, a packet from one of the host's own addresses is only taken
-	// with the route that sending it has found.
+	// On loopback, the kernel accepts a packet from a local address only with the route attached when it was sent.
 	if err != nil || l.Attrs().Flags&net.FlagLoopback != 0 || l.Attrs().Flags&net.FlagUp == 0 {
 		l = nil
 	}
@@ -90,7 +86,7 @@ func (in *injector) link(index uint32) netlink.Link {
 	return l
 }
 
-// limit is how long a payload may be at an interface.
+// limit returns the maximum payload for an interface.
 func (in *injector) limit(index uint32) int {
 	mtu := 1500
 	if l := in.link(index); l != nil {
@@ -109,21 +105,21 @@ func (in *injector) send(from, to netip.AddrPort, index uint32, payload []byte) 
 	return in.receive(l, from.Addr().Is4(), packet)
 }
 
-// skbContext is the head of struct __sk_buff: the program reads cb[0] of it.
+// skbContext is the head of struct __sk_buff. The program reads cb[0].
 type skbContext struct {
 	_  [12]uint32
 	CB [5]uint32
 }
 
-// receive puts a packet into an interface's receive path.
+// receive injects a packet into an interface's receive path.
 func (in *injector) receive(l netlink.Link, v4 bool, packet []byte) error {
 	ethertype := uint16(unix.ETH_P_IPV6)
 	if v4 {
 		ethertype = unix.ETH_P_IP
 	}
 	frame := make([]byte, 12, 14+len(packet))
-	copy(frame, l.Attrs().HardwareAddr) // the destination; interfaces without addresses drop the header
-	frame[6] = 2                        // the source: a local address, of nobody
+	copy(frame, l.Attrs().HardwareAddr) // destination; interfaces without addresses drop the header
+	frame[6] = 2                        // source: an unused locally administered address
 	frame = append(binary.BigEndian.AppendUint16(frame, ethertype), packet...)
 	ret, err := in.c.Programs[bpf.InjectProgInject].Run(&ebpf.RunOptions{Data: frame, Context: skbContext{CB: [5]uint32{uint32(l.Attrs().Index)}}})
 	if err != nil {
@@ -138,8 +134,8 @@ func (in *injector) receive(l netlink.Link, v4 bool, packet []byte) error {
 	return nil
 }
 
-// sendRaw sends a packet to an address of this host: over loopback, with the
-// route found on the way out, so that no filter of sources is asked.
+// sendRaw sends a packet to an address of this host over loopback. It carries the output route, so no source filter
+// applies.
 func (in *injector) sendRaw(to netip.Addr, packet []byte) error {
 	fd, ok := in.Raw[to.Is4()]
 	if !ok {
@@ -155,8 +151,8 @@ func (in *injector) sendRaw(to netip.Addr, packet []byte) error {
 	return nil
 }
 
-// udpPacket is a whole IP packet (RFC 791, RFC 8200) of UDP (RFC 768), marked as
-// a replay, with correct checksums.
+// udpPacket returns an IP packet (RFC 791, RFC 8200) with a UDP datagram (RFC 768), marked as a replay, with correct
+// checksums.
 func udpPacket(from, to netip.AddrPort, payload []byte) []byte {
 	be := binary.BigEndian
 	udp := be.AppendUint16(nil, from.Port())
@@ -168,7 +164,7 @@ func udpPacket(from, to netip.AddrPort, payload []byte) []byte {
 	sum := addSum(addSum(addSum(unix.IPPROTO_UDP+uint32(len(udp)), src), dst), udp)
 	check := ^foldSum(sum)
 	if check == 0 {
-		check = 0xffff // zero would mean none
+		check = 0xffff // zero would mean no checksum
 	}
 	be.PutUint16(udp[6:], check)
 	if from.Addr().Is6() {

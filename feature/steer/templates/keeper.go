@@ -18,14 +18,12 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Exporters repeat their templates every ten minutes or so, and a collector that
-// starts, or gains a device, cannot read their records before. So weir serve
-// remembers templates, off the data path, and sends them again, with the
-// exporter's own address and port, to a member that lacks them.
+// Exporters repeat their templates about every ten minutes. Until then a collector that starts or gains a device cannot
+// decode their records. Therefore weir serve remembers templates, off the data path. It replays them to a member
+// without them, from the exporter's own address and port.
 
-// Tick is how often to look while something waits: a member that reads too
-// slowly, a session whose exporter may have gone on from another port. Otherwise the
-// watcher says when who serves what may have changed.
+// Tick is the polling interval while work is waiting: a slow member, or a session whose exporter may have changed its
+// port. Otherwise the watcher notifies the keeper of changes.
 const Tick = 100 * time.Millisecond
 
 // Keeper keeps the templates of all namespaces.
@@ -35,29 +33,29 @@ type Keeper struct {
 	log    feature.Logger
 	state  *state.Reader
 	wake   chan struct{}
-	news   chan struct{} // from the scopes: a session may be due for a replay
+	news   chan struct{} // from the scopes: a session may be due
 	scopes map[string]*Scope
 	seen   []seenMembers
 	said   feature.Reported[string] // by namespace
 }
 
-// seenMembers is what of a service decides who has which templates.
+// seenMembers is the part of a service that determines its members.
 type seenMembers struct {
 	pub    *record.Service
 	engine *kernel.Opened
 	slots  []slots.State
 }
 
-// NewKeeper makes a keeper of all namespaces' templates. It writes under own.
+// NewKeeper returns a keeper of all namespaces' templates. It writes under own.
 func NewKeeper(own *feature.OwnLock, log feature.Logger) *Keeper {
 	return &Keeper{root: own.Root, own: own, log: log, state: state.NewReader(own.Root), wake: make(chan struct{}, 1),
 		news: make(chan struct{}, 1), scopes: map[string]*Scope{}}
 }
 
-// Kick says that services, or who serves them, may have changed.
+// Kick reports that services or their members may have changed.
 func (k *Keeper) Kick() { Notify(k.wake) }
 
-// Notify leaves word at a channel that holds one.
+// Notify sends to a channel with a buffer of one, without blocking.
 func Notify(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -73,7 +71,7 @@ func (k *Keeper) Run(ctx context.Context) {
 		}
 		k.state.Close()
 	}()
-	tick := time.NewTimer(Tick) // while something waits for a while to pass
+	tick := time.NewTimer(Tick) // while a timeout is pending
 	defer tick.Stop()
 	expire := time.NewTicker(time.Minute)
 	defer expire.Stop()
@@ -91,7 +89,7 @@ func (k *Keeper) Run(ctx context.Context) {
 		case <-k.news:
 		case <-tick.C:
 		}
-		if k.changed() { // templates sent to who left the slot a moment ago would be taken for received
+		if k.changed() { // otherwise templates sent to a previous member would count as received
 			k.follow(ctx)
 		}
 		for _, t := range k.scopes {
@@ -101,12 +99,12 @@ func (k *Keeper) Run(ctx context.Context) {
 		if k.pending() {
 			tick.Reset(Tick)
 		} else {
-			tick.Stop() // a process that wakes ten times a second for nothing takes half a percent of a CPU
+			tick.Stop() // waking ten times a second would take half a percent of a CPU
 		}
 	}
 }
 
-// pending says whether there is something to do even if nobody wakes us.
+// pending reports whether work remains without a notification.
 func (k *Keeper) pending() bool {
 	for _, t := range k.scopes {
 		if t.pending() {
@@ -125,7 +123,7 @@ func (k *Keeper) replay(ctx context.Context) {
 	}
 }
 
-// changed says whether a slot has another member than when it was last read.
+// changed reports whether a slot has another member than at the last reading.
 func (k *Keeper) changed() bool {
 	for _, t := range k.scopes {
 		for _, s := range t.Services {
@@ -138,7 +136,7 @@ func (k *Keeper) changed() bool {
 	return false
 }
 
-// ReadServiceMembers opens a service's slots and reads who has them.
+// ReadServiceMembers opens a service's slots and reads their members.
 func ReadServiceMembers(r *kernel.Root, s *state.Service) (*Service, error) {
 	pins, err := r.Open(record.EngineInstance(s.PinScope, s.Engine), append(s.Record.ReaderMaps(), "sync")...)
 	if err != nil {
@@ -149,7 +147,7 @@ func ReadServiceMembers(r *kernel.Root, s *state.Service) (*Service, error) {
 		out.close()
 		return nil, err
 	}
-	// Asked after the service was read: if the maps agree with the pins now, packets have gone by what was read.
+	// Read after the service: if the maps match the pins now, packets follow the service as read.
 	if out.coming, err = engine.IsMarked(pins.Maps); err != nil {
 		out.close()
 		return nil, err
@@ -157,8 +155,8 @@ func ReadServiceMembers(r *kernel.Root, s *state.Service) (*Service, error) {
 	return out, nil
 }
 
-// follow makes the scopes those that services with templates are in. It is asked
-// whenever something may have changed: mostly nothing has.
+// follow updates the scopes to the namespaces of services with templates. It runs after every possible change; usually
+// nothing has changed.
 func (k *Keeper) follow(ctx context.Context) {
 	st, err := k.state.Read(ctx)
 	if err != nil {
@@ -169,7 +167,7 @@ func (k *Keeper) follow(ctx context.Context) {
 	}
 	if !k.unchanged(st) || k.stale() || k.changed() {
 		k.update(ctx, st)
-		if k.lags() { // a slot changed hands in between
+		if k.lags() { // a slot changed its member meanwhile
 			if st, err = k.state.Read(ctx); err == nil && !k.unchanged(st) {
 				k.update(ctx, st)
 			}
@@ -184,8 +182,7 @@ func (k *Keeper) follow(ctx context.Context) {
 	}
 }
 
-// lags says whether a slot's member is another one than the state tells of: that
-// was read a moment earlier.
+// lags reports whether a slot's member differs from the state, because the state was read earlier.
 func (k *Keeper) lags() bool {
 	for _, t := range k.scopes {
 		for _, s := range t.Services {
@@ -199,7 +196,7 @@ func (k *Keeper) lags() bool {
 	return false
 }
 
-// unchanged says whether who serves what is as it was when it was asked last.
+// unchanged reports whether services and members are the same as at the last call.
 func (k *Keeper) unchanged(st state.State) (same bool) {
 	var now []seenMembers
 	for _, s := range st.Services {
@@ -214,8 +211,7 @@ func (k *Keeper) unchanged(st state.State) (same bool) {
 	return same
 }
 
-// stale says whether a namespace's templates are kept that no longer should be,
-// or no longer where weir's commands look for them.
+// stale reports whether a scope is obsolete: its pins were replaced or its namespace is abandoned.
 func (k *Keeper) stale() bool {
 	for _, t := range k.scopes {
 		if !t.Store.pinned(k.root) || slices.ContainsFunc(t.Services, func(s *Service) bool { return abandoned(s.Service) }) {
@@ -225,7 +221,7 @@ func (k *Keeper) stale() bool {
 	return false
 }
 
-// update has the scopes go by a state.
+// update updates the scopes to a state.
 func (k *Keeper) update(ctx context.Context, st state.State) {
 	services := map[string][]*Service{}
 	wanted := map[string]*state.Service{}
@@ -233,7 +229,7 @@ func (k *Keeper) update(ctx context.Context, st state.State) {
 		s := &st.Services[i]
 		members, err := ReadServiceMembers(k.root, s)
 		if err != nil {
-			continue // it is being removed, or its engine is missing: status says so
+			continue // being removed, or without its engine: status reports it
 		}
 		services[s.PinScope] = append(services[s.PinScope], members)
 		if len(servicePorts(s)) > 0 {
@@ -243,7 +239,7 @@ func (k *Keeper) update(ctx context.Context, st state.State) {
 	defer func() {
 		for scope, all := range services {
 			for _, s := range all {
-				if k.scopes[scope] == nil { // nobody took them over
+				if k.scopes[scope] == nil { // not taken over by a scope
 					s.close()
 				}
 			}
@@ -259,7 +255,7 @@ func (k *Keeper) update(ctx context.Context, st state.State) {
 		if t == nil {
 			err := k.open(ctx, s, services[scope])
 			if err != nil {
-				k.seen = nil // to be tried again
+				k.seen = nil // try again
 			}
 			k.say(scope, err)
 			continue
@@ -274,8 +270,8 @@ func (k *Keeper) update(ctx context.Context, st state.State) {
 	}
 }
 
-// abandoned says that nobody but us is in a service's namespace: holding on to
-// it would keep a container's interfaces and addresses from going with it.
+// abandoned reports whether only weir keeps a service's namespace alive. An open handle would keep a container's
+// interfaces and addresses.
 func abandoned(s *state.Service) bool {
 	ns, err := s.OpenNetns()
 	if err != nil {
@@ -285,7 +281,7 @@ func abandoned(s *state.Service) bool {
 	return false
 }
 
-// sameServices says that nobody's traffic goes elsewhere than before.
+// sameServices reports whether all traffic goes to the same members.
 func sameServices(a, b []*Service) bool {
 	return slices.EqualFunc(a, b, func(x, y *Service) bool {
 		return x.Name == y.Name && slices.Equal(x.members, y.members) && slices.Equal(x.Table, y.Table) &&
@@ -294,8 +290,7 @@ func sameServices(a, b []*Service) bool {
 	})
 }
 
-// dateChanges notes since when the services are as they are. A message may have been steered by what was there before,
-// and be looked at only now.
+// dateChanges records the time of each service's last change. A message processed now may have been steered before it.
 func dateChanges(before, now []*Service) {
 	for _, s := range now {
 		i := slices.IndexFunc(before, func(b *Service) bool { return b.Name == s.Name })
@@ -308,7 +303,7 @@ func dateChanges(before, now []*Service) {
 	}
 }
 
-// open begins to keep the templates of a service's namespace.
+// open starts keeping the templates of a service's namespace.
 func (k *Keeper) open(ctx context.Context, s *state.Service, services []*Service) error {
 	ns, err := s.OpenNetns()
 	if err != nil {
@@ -328,14 +323,14 @@ func (k *Keeper) open(ctx context.Context, s *state.Service, services []*Service
 	return nil
 }
 
-// openStore holds the lock for no longer than the pins need: commands wait.
+// openStore opens the store. It holds the lock only for that, because commands wait for it.
 func (k *Keeper) openStore(ctx context.Context, s *state.Service, ns *netns.Handle) (*templateStore, error) {
 	l, unlock, err := k.own.Lock(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	// It may have been removed since it was read: then its namespace's pins must not come back.
+	// A service removed since the reading must not get new pins in its namespace.
 	if _, err := record.Read(l.Root, record.Instance(s.PinScope, s.Name)); err != nil {
 		return nil, err
 	}
@@ -352,7 +347,7 @@ func (k *Keeper) close(t *Scope) {
 	t.ns.Close()
 }
 
-// say logs trouble with a namespace once.
+// say logs a problem of a namespace once.
 func (k *Keeper) say(scope string, err error) {
 	text := ""
 	if err != nil && !errors.Is(err, kernel.ErrNotExist) && !errors.Is(err, context.Canceled) {

@@ -4,10 +4,8 @@ package templates
 
 import "github.com/weir-project/weir/internal/ipfix"
 
-// replayMessages carries templates in messages of at most limit bytes each,
-// more only where one template alone needs them. next is the sequence number
-// that the exporter's next message will have: after the replay a collector
-// expects just that.
+// replayMessages encodes templates in messages of at most limit bytes. Only a single large template may exceed it. next
+// is the sequence number of the exporter's next message. After the replay a collector expects exactly this number.
 func replayMessages(h ipfix.Header, next uint32, templates []ipfix.Template, limit int) [][]byte {
 	var parts [][]ipfix.Template
 	size := 0
@@ -22,7 +20,7 @@ func replayMessages(h ipfix.Header, next uint32, templates []ipfix.Template, lim
 	}
 	var out [][]byte
 	for i, p := range parts {
-		h.Sequence = next // templates are no data records, so ipfix.IPFIX does not count on
+		h.Sequence = next // templates are not data records, so IPFIX does not count them
 		if h.Version == ipfix.NetFlow9 {
 			h.Sequence = next - uint32(len(parts)-i)
 		}

@@ -13,8 +13,7 @@ import (
 	"github.com/weir-project/weir/internal/ipfix/ipfixtest"
 )
 
-// Templates that do not fit one message come in several, whose sequence ends
-// where the exporter's own goes on.
+// TestReplayIsSplit: templates too large for one message are split. The sequence ends at the exporter's next number.
 func TestReplayIsSplit(t *testing.T) {
 	var all []ipfix.Template
 	for i := range 100 {
@@ -24,7 +23,7 @@ func TestReplayIsSplit(t *testing.T) {
 			all[i].Record = slices.Concat([]byte{byte(id >> 8), byte(id), 0, 10}, make([]byte, 40))
 		}
 	}
-	for i := range all { // of netflow9, lengths are in bytes
+	for i := range all { // NetFlow v9 lengths are in bytes
 		if all[i].Options {
 			all[i].Record[3], all[i].Record[5] = 4, 36
 		}
@@ -50,7 +49,7 @@ func TestReplayIsSplit(t *testing.T) {
 	if len(got) != 100 || got[0] != 300 || got[99] != 399 {
 		t.Errorf("templates %v", got)
 	}
-	one := ipfix.Template{ID: 300, Record: make([]byte, 2000)} // longer than a message should be, but there
+	one := ipfix.Template{ID: 300, Record: make([]byte, 2000)} // longer than the limit, but valid
 	if m := replayMessages(ipfix.Header{Version: ipfix.IPFIX}, 7, []ipfix.Template{one, all[1]}, 1400); len(m) != 2 || len(m[0]) < 2000 {
 		t.Errorf("%d messages", len(m))
 	}

@@ -14,24 +14,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A replay must not fill the socket of a member that has just started: after
-// each batch its queue is looked at.
+// A replay must not fill the socket of a member that has just started, so its queue is checked after each batch.
 const (
 	replayBatch = 32
-	replayStall = 200 * time.Millisecond // a member that reads nothing for so long is left for later
-	ReplayTries = 6                      // of a session that could not be sent, or was dropped by the member's socket
-	replayAgain = 100 * time.Millisecond // when to look first at what was left: a collector without templates is blind
-	replayLater = 2 * time.Second        // and at last, each time after twice as long
+	replayStall = 200 * time.Millisecond // a member that reads nothing for this time is postponed
+	ReplayTries = 6                      // attempts for a session that was not sent, or dropped by the member's socket
+	replayAgain = 100 * time.Millisecond // first delay of a retry: a collector without templates cannot decode
+	replayLater = 2 * time.Second        // maximum delay; it doubles each time
 )
 
-// dueSession is a session whose templates a member lacks.
+// dueSession is a session with templates that a member lacks.
 type dueSession struct {
 	Key    bpf.TemplatesSession
-	last   uint64 // when it was heard
+	last   uint64 // time of the last message
 	proven bool
 }
 
-// replayTo is a member and what it lacks.
+// replayTo is a member and its missing sessions.
 type replayTo struct {
 	service  *Service
 	slot     int
@@ -40,8 +39,7 @@ type replayTo struct {
 	Sessions []dueSession
 }
 
-// Replay gives every member the templates that it lacks: those of its exporters
-// that it was not there for.
+// Replay sends the missing templates to every member.
 func (t *Scope) Replay(ctx context.Context) error {
 	due := t.Due()
 	if len(due) == 0 {
@@ -66,7 +64,7 @@ func (t *Scope) Replay(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// resetBackoff has the next thing that is put off be put off for a short time again, if nothing is left.
+// resetBackoff resets the retry delay if nothing remains.
 func (t *Scope) resetBackoff() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -75,7 +73,7 @@ func (t *Scope) resetBackoff() {
 	}
 }
 
-// Due finds what is to be replayed: first the sessions that cannot be forged easily, and those heard last, which send most.
+// Due returns the due replays: proven sessions first, then the most recently active ones, because they send most.
 func (t *Scope) Due() []*replayTo {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -90,7 +88,7 @@ func (t *Scope) Due() []*replayTo {
 	for key, s := range t.Book.Sessions {
 		svc, endpoint := t.findService(collectorAddr(key))
 		if svc == nil || svc.coming {
-			continue // arrive has all looked at
+			continue // arrive makes all sessions due
 		}
 		slot, who := svc.memberFor(exporterAddr(key).Addr())
 		if who == (MemberID{}) || who == s.Served {
@@ -122,7 +120,7 @@ func (t *Scope) Due() []*replayTo {
 	return out
 }
 
-// replayTo sends one member's replays, in batches. It runs in the namespace.
+// replayTo sends one member's replays in batches. It runs in the namespace.
 func (t *Scope) replayTo(ctx context.Context, to *replayTo) (sent int, err error) {
 	cookie := to.service.Slots[to.slot].Sockets[to.endpoint].Cookie
 	sk := udpSocket(cookie)
@@ -130,7 +128,7 @@ func (t *Scope) replayTo(ctx context.Context, to *replayTo) (sent int, err error
 		for stalled := time.Now(); ctx.Err() == nil && sk != nil && sk.Mem.RcvAlloc > sk.Mem.RcvBuf/2; sk = udpSocket(cookie) {
 			if time.Since(stalled) > replayStall {
 				t.again()
-				return sent, nil // a stopped process, or a slow one: others must not wait for it
+				return sent, nil // a stopped or slow process: others must not wait for it
 			}
 			time.Sleep(time.Millisecond)
 		}
@@ -140,7 +138,7 @@ func (t *Scope) replayTo(ctx context.Context, to *replayTo) (sent int, err error
 		failed := map[bpf.TemplatesSession]error{}
 		for _, d := range batch {
 			if serr := t.send(d.Key); serr != nil {
-				failed[d.Key], err = serr, serr // the others may have a way
+				failed[d.Key], err = serr, serr // the others may succeed
 			}
 		}
 		before := sk
@@ -154,14 +152,14 @@ func (t *Scope) replayTo(ctx context.Context, to *replayTo) (sent int, err error
 	return sent, err
 }
 
-// again has what is left looked at a little later.
+// again schedules a retry.
 func (t *Scope) again() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.later()
 }
 
-// later is again for who holds the lock.
+// later is again for callers with the lock.
 func (t *Scope) later() {
 	if t.Retry.IsZero() {
 		t.Retry = time.Now().Add(min(replayAgain<<t.retries, replayLater))
@@ -169,21 +167,21 @@ func (t *Scope) later() {
 	}
 }
 
-// Waiting says whether a session may be due for a replay.
+// Waiting reports whether a session may be due now.
 func (t *Scope) Waiting() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.unserved || !t.Retry.IsZero() && time.Now().After(t.Retry)
 }
 
-// pending says whether a session may be due for a replay, now or later.
+// pending reports whether a session may be due now or later.
 func (t *Scope) pending() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.unserved || !t.Retry.IsZero() || t.coming()
 }
 
-// udpSocket is the socket with a cookie, nil where it is gone.
+// udpSocket returns the socket with a cookie, or nil.
 func udpSocket(cookie uint64) *sockdiag.Socket {
 	socks, err := sockdiag.Dump(sockdiag.Query{Proto: unix.IPPROTO_UDP, States: 1 << sockdiag.Close})
 	if err != nil {
@@ -196,9 +194,10 @@ func udpSocket(cookie uint64) *sockdiag.Socket {
 	return &socks[i]
 }
 
-// send replays one session as it is now.
+// send replays one session in its current state.
 func (t *Scope) send(key bpf.TemplatesSession) error {
-	// To look for an interface may wait for whoever changes one. The exporter goes on meanwhile: what it sent last is read after that.
+	// Finding an interface may block while another process changes one. Meanwhile the exporter continues, so its latest
+	// header is read afterwards.
 	limit := t.Inject.limit(t.Store.heard(key).Ifindex)
 	t.mu.Lock()
 	s := t.Book.Sessions[key]
@@ -222,9 +221,8 @@ func (t *Scope) send(key bpf.TemplatesSession) error {
 	return nil
 }
 
-// served notes that a member has the templates of a batch, unless they could not
-// be sent, or its socket dropped something meanwhile: then they are sent again, a
-// few times.
+// served records that a member has the templates of a batch. If they were not sent, or its socket dropped packets
+// meanwhile, they are sent again, up to ReplayTries times.
 func (t *Scope) served(to *replayTo, batch []dueSession, failed map[bpf.TemplatesSession]error, dropped bool) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()

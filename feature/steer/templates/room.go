@@ -11,7 +11,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// makeRoom keeps the sessions within their bounds; key was added, or has grown.
+// makeRoom enforces the limits of the sessions after key was added or has grown.
 func (t *Scope) makeRoom(key bpf.TemplatesSession) {
 	for proved := false; ; {
 		c := t.Book.crowded(key.Src)
@@ -26,7 +26,7 @@ func (t *Scope) makeRoom(key bpf.TemplatesSession) {
 		}
 		silent := t.Book.silent(c, key, t.lastHeard)
 		if len(silent) == 0 {
-			return // the session alone, which has a bound of its own
+			return // only this session, which has its own limit
 		}
 		for _, k := range silent {
 			if svc, _ := t.findService(collectorAddr(k)); svc != nil {
@@ -37,7 +37,7 @@ func (t *Scope) makeRoom(key bpf.TemplatesSession) {
 	}
 }
 
-// Prove finds the newcomers that have become proven sessions.
+// Prove marks newcomers that have become proven.
 func (t *Scope) Prove() {
 	for k, s := range t.Book.Sessions {
 		if s.Proven {
@@ -57,11 +57,10 @@ func (t *Scope) refuse(service string, n uint64) {
 	t.untold[service] += n
 }
 
-// lastHeard is when a session was last heard: CLOCK_MONOTONIC, ns.
+// lastHeard returns the time of a session's last message: CLOCK_MONOTONIC, ns.
 func (t *Scope) lastHeard(k bpf.TemplatesSession) uint64 { return t.Store.heard(k).Last }
 
-// expire forgets exporters that have long been silent, and those that go on from
-// another port.
+// expire forgets exporters after a long silence, and superseded sessions.
 func (t *Scope) expire() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -76,8 +75,8 @@ func (t *Scope) expire() {
 	}
 }
 
-// countRefused adds what the filter refused to the counts of the services at whose ports it came. Services
-// that share a port differ by prefix, which the filter does not look at: the first of them has it.
+// countRefused adds the messages refused by the filter to the counts of their services. Services may share a port and
+// differ by prefix. The filter ignores the prefix, so the first service gets the count.
 func (t *Scope) countRefused() {
 	if t.capture == nil {
 		return
@@ -90,7 +89,7 @@ func (t *Scope) countRefused() {
 	}
 }
 
-// tell logs what was refused since it last did.
+// tell logs the messages refused since its last call.
 func (t *Scope) tell() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -17,16 +17,16 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Saved are the templates of the exporters of a network namespace.
+// Saved is the templates of a network namespace's exporters.
 type Saved []savedSession
 
-// savedSession is one exporter's: the key and the value as in the store.
+// savedSession is one exporter's session: key and value as in the store.
 type savedSession struct {
 	Key   []byte `json:"key"`
 	Value []byte `json:"value"`
 }
 
-// Save reads what is remembered in a namespace.
+// Save reads the remembered templates of a namespace.
 func Save(r *kernel.Root, scope string) (Saved, error) {
 	o, err := r.Open(engine.TemplatesInstance(scope))
 	if errors.Is(err, kernel.ErrNotExist) || errors.Is(err, kernel.ErrABI) {
@@ -36,7 +36,7 @@ func Save(r *kernel.Root, scope string) (Saved, error) {
 	}
 	defer o.Close()
 	if o.Meta.RequireABI(o.Instance, record.ABI) != nil {
-		return nil, nil // another weir's, which stay as they are
+		return nil, nil // of another version: they remain unchanged
 	}
 	all, _, err := loadSessions(o.Maps["store"])
 	if err != nil {
@@ -53,7 +53,7 @@ func Save(r *kernel.Root, scope string) (Saved, error) {
 	return out, nil
 }
 
-// read is the session, nil if it cannot be read.
+// read decodes the session. v is nil if it is not valid.
 func (s savedSession) read() (k bpf.TemplatesSession, v *FlowSession) {
 	v = &FlowSession{}
 	if binary.Read(bytes.NewReader(s.Key), binary.NativeEndian, &k) != nil || v.unmarshal(s.Value) != nil {
@@ -62,7 +62,7 @@ func (s savedSession) read() (k bpf.TemplatesSession, v *FlowSession) {
 	return k, v
 }
 
-// lost are the sessions that nobody remembers any more.
+// lost returns the sessions that are no longer remembered.
 func (t Saved) lost(r *kernel.Root, scope string) (Saved, error) {
 	now, err := Save(r, scope)
 	if err != nil {
@@ -81,7 +81,7 @@ func (t Saved) lost(r *kernel.Root, scope string) (Saved, error) {
 	return out, nil
 }
 
-// Plan adds a step that remembers again what was forgotten.
+// Plan adds a step to restore the lost sessions.
 func (t Saved) Plan(plan *feature.Plan, r *kernel.Root, scope string) error {
 	lost, err := t.lost(r, scope)
 	if err != nil || len(lost) == 0 {
@@ -92,8 +92,8 @@ func (t Saved) Plan(plan *feature.Plan, r *kernel.Root, scope string) error {
 	return nil
 }
 
-// Restore publishes the templates anew, with those that are remembered now. A running weir serve, which alone writes to
-// them, takes up the maps that have come in place of its own.
+// Restore publishes new maps with the current and the lost sessions. A running weir serve, the only writer, switches to
+// the new maps.
 func (t Saved) Restore(l *kernel.WriteLock, scope string) error {
 	now, err := Save(l.Root, scope)
 	if err != nil {

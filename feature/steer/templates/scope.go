@@ -23,17 +23,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// StableAfter is how long a member must have had its slot for a message that is
-// heard now to have reached it for certain.
+// StableAfter is the time a member must have had its slot before a message heard now has certainly reached it.
 const StableAfter = time.Second
 
-// Service is a service of the namespace as it was last read.
+// Service is a service of the namespace as last read.
 type Service struct {
 	*state.Service
-	slots   *slots.Reader // to see how they are now
+	slots   *slots.Reader // for the current members
 	members []MemberID    // by slot
-	coming  bool          // published, and perhaps not yet what packets go by
-	since   uint64        // when it became as it is (kernel.Monotonic); 0: before it was first looked at
+	coming  bool          // published, but maybe not in force yet
+	since   uint64        // time of its last change (kernel.Monotonic); 0: before the first reading
 }
 
 func (s *Service) close() {
@@ -42,7 +41,7 @@ func (s *Service) close() {
 	}
 }
 
-// readMembers reads who has each slot. Slots that are not admitted have nobody.
+// readMembers reads the member of each slot. Slots that are not admitted have the zero MemberID.
 func (s *Service) readMembers() ([]MemberID, error) {
 	out := make([]MemberID, s.slots.Slots())
 	for n := range out {
@@ -57,7 +56,7 @@ func (s *Service) readMembers() ([]MemberID, error) {
 	return out, nil
 }
 
-// had says whether a member has its slot, and has had it for a while, as the slot has had what it serves now.
+// had reports whether a member has had its slot, with the current service, for longer than StableAfter.
 func (s *Service) had(slot int, who MemberID) bool {
 	if s.slots == nil || s.coming {
 		return false
@@ -67,8 +66,8 @@ func (s *Service) had(slot int, who MemberID) bool {
 		kernel.Monotonic()-max(v.Since, s.since) > uint64(StableAfter)
 }
 
-// arrive has what was published be taken for what packets go by, once it is: an apply of many services publishes the
-// first long before it brings all into force.
+// arrive marks published services as in force once they are. An apply of many services publishes the first long before
+// it applies all.
 func (t *Scope) arrive() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -77,14 +76,14 @@ func (t *Scope) arrive() {
 			continue
 		}
 		if coming, err := engine.IsMarked(s.slots.Pins.Maps); err != nil || coming {
-			continue // gone, or still under way
+			continue // removed, or still in progress
 		}
 		s.coming, s.since = false, kernel.Monotonic()
 		t.unserved, t.retries = true, 0
 	}
 }
 
-// coming says whether a service is not yet what packets go by.
+// coming reports whether a service is published but not in force.
 func (t *Scope) coming() bool {
 	return slices.ContainsFunc(t.Services, func(s *Service) bool { return s.coming })
 }
@@ -94,7 +93,7 @@ type Scope struct {
 	scope   string
 	ns      *netns.Handle
 	log     feature.Logger
-	news    chan struct{} // told when a session may be due for a replay
+	news    chan struct{} // notified when a session may be due
 	Store   *templateStore
 	capture *templateCapture
 	Inject  *injector
@@ -103,15 +102,15 @@ type Scope struct {
 	Book     *Book
 	Services []*Service // also those without templates: a port may be theirs
 	counts   map[string]bpf.TemplatesCounts
-	untold   map[string]uint64 // refused messages of a service that the log has not told of
+	untold   map[string]uint64 // refused messages not logged yet, by service
 	local    map[netip.Addr]bool
-	unserved bool      // a session may be due for a replay
-	Retry    time.Time // when to look again at what could not be replayed; zero: never
-	retries  int       // how often that was put off
+	unserved bool      // a session may be due
+	Retry    time.Time // time of the next retry; zero: none
+	retries  int       // number of delays
 }
 
-// OpenScope takes up what an earlier weir serve knew, and listens. It
-// owns the store and the services from then on, unless it fails.
+// OpenScope loads the templates remembered by an earlier weir serve and starts the capture. On success it owns the
+// store and the services.
 func OpenScope(store *templateStore, ns *netns.Handle, services []*Service, log feature.Logger, news chan struct{}) (*Scope, error) {
 	t := &Scope{scope: record.Scope(ns), ns: ns, log: log, news: news, Store: store, Book: newBook(), Services: services,
 		counts: map[string]bpf.TemplatesCounts{}, untold: map[string]uint64{}, local: map[netip.Addr]bool{}, unserved: true}
@@ -129,19 +128,19 @@ func OpenScope(store *templateStore, ns *netns.Handle, services []*Service, log 
 	return t, nil
 }
 
-// Known counts what is remembered.
+// Known counts the remembered exporters and templates.
 func (t *Scope) Known() (exporters, templates int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.Book.Sessions), t.Book.Templates()
 }
 
-// Close stops listening. What is remembered stays pinned.
+// Close stops the capture. Remembered templates stay pinned.
 func (t *Scope) Close() {
 	if t.capture != nil {
 		t.capture.Close()
 	}
-	// hear may still be at work: it must not find its maps closed.
+	// Hear may still run: it must not find its maps closed.
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, s := range t.Services {
@@ -154,7 +153,7 @@ func (t *Scope) Close() {
 	t.Store.Close()
 }
 
-// restore reads the store, and clears away what a killed writer left of it.
+// restore reads the store and removes the incomplete entries of a killed writer.
 func (t *Scope) restore() error {
 	all, broken, err := loadSessions(t.Store.Pins.Maps["store"])
 	if err != nil {
@@ -184,7 +183,7 @@ func (t *Scope) restore() error {
 	return nil
 }
 
-// follow takes over how the services are now.
+// follow replaces the services by their current state.
 func (t *Scope) follow(services []*Service) error {
 	t.mu.Lock()
 	for _, s := range t.Services {
@@ -207,7 +206,7 @@ func templatePorts(services []*Service) map[uint16]bool {
 	return ports
 }
 
-// servicePorts are the UDP ports at which templates are remembered.
+// servicePorts returns the UDP ports with remembered templates.
 func servicePorts(s *state.Service) (ports []uint16) {
 	for _, ep := range s.Endpoints {
 		if ep.Proto == unix.IPPROTO_UDP && s.Record.Service.WantsTemplates(ep.Port) {
@@ -217,8 +216,7 @@ func servicePorts(s *state.Service) (ports []uint16) {
 	return ports
 }
 
-// findService returns the service that traffic to an address belongs to, if its
-// templates are wanted, and the number of its endpoint.
+// findService returns the service and endpoint of a destination address, if the service's templates are wanted.
 func (t *Scope) findService(to netip.AddrPort) (best *Service, endpoint int) {
 	bits := -1
 	for _, s := range t.Services {
@@ -265,7 +263,7 @@ func (t *Scope) learn(svc *Service, m HeardMessage) (learnt int, err error) {
 	fresh := s == nil
 	if fresh {
 		if !t.isLocal(collectorAddr(key).Addr()) {
-			return 0, nil // on its way to another host
+			return 0, nil // forwarded to another host
 		}
 		s = &FlowSession{Born: kernel.Monotonic()}
 	}
@@ -296,8 +294,8 @@ func (t *Scope) learn(svc *Service, m HeardMessage) (learnt int, err error) {
 	return changed, errors.Join(err, t.Store.Save(key, s))
 }
 
-// noteServed says who has a session's templates after a message changed them:
-// the member, if it had its slot when the message came and knew the others.
+// noteServed records the member that has a session's templates after a change. This is the current member if it had its
+// slot when the message arrived and knew the other templates.
 func (t *Scope) noteServed(svc *Service, key bpf.TemplatesSession, s *FlowSession, fresh bool) {
 	slot, who := svc.memberFor(exporterAddr(key).Addr())
 	if who != (MemberID{}) && (fresh || s.Served == who) && svc.had(slot, who) {
@@ -306,13 +304,13 @@ func (t *Scope) noteServed(svc *Service, key bpf.TemplatesSession, s *FlowSessio
 	}
 	s.Served, s.tries = MemberID{}, 0
 	if who == (MemberID{}) {
-		return // a member that comes has all sessions looked at
+		return // a new member makes all sessions due
 	}
 	t.unserved = true
 	Notify(t.news)
 }
 
-// memberFor returns the member that gets an address's traffic now, and its slot.
+// memberFor returns the current slot and member of a source address.
 func (s *Service) memberFor(a netip.Addr) (slot int, who MemberID) {
 	places, err := s.Where(state.WhatIf{}, a)
 	if err != nil {
@@ -334,13 +332,13 @@ func (s *Service) memberAt(p state.Assignment) (slot int, who MemberID) {
 	return slot, s.members[slot]
 }
 
-// isLocal says whether an address is one of the host's own.
+// isLocal reports whether an address belongs to the host.
 func (t *Scope) isLocal(a netip.Addr) bool {
 	if local, known := t.local[a]; known {
 		return local
 	}
 	if a.IsLinkLocalUnicast() {
-		return true // never on its way to elsewhere
+		return true // never forwarded
 	}
 	local := false
 	_ = t.ns.Do(func() error {
@@ -355,7 +353,7 @@ func (t *Scope) isLocal(a netip.Addr) bool {
 	return local
 }
 
-// Forget drops a session from the book and from the store.
+// Forget removes a session from the book and the store.
 func (t *Scope) Forget(k bpf.TemplatesSession) {
 	if s := t.Book.Sessions[k]; s != nil {
 		t.Store.remove(k, s)

@@ -18,40 +18,39 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// TemplateState is what is remembered of the exporters of one service.
+// TemplateState is the remembered templates of one service's exporters.
 type TemplateState struct {
 	Service   string     `json:"service"`
 	Exporters []Exporter `json:"exporters"`
 	Learnt    uint64     `json:"learnt"`   // templates learnt or changed
 	Replayed  uint64     `json:"replayed"` // replays of one exporter's observation domain
-	Refused   uint64     `json:"refused"`  // messages that were unreadable, too many or found no room, and exporters forgotten for want of room
+	Refused   uint64     `json:"refused"`  // messages that were unreadable, too many or without room, and exporters forgotten for lack of room
 	Problem   string     `json:"problem,omitempty"`
 }
 
-// Exporter is one observation domain (ipfix.IPFIX) or source id (NetFlow v9) of one
-// exporting process.
+// Exporter is one observation domain (IPFIX) or source id (NetFlow v9) of one exporting process.
 type Exporter struct {
 	Address   netip.AddrPort `json:"address"`
-	Collector netip.AddrPort `json:"collector"` // where it sends to
+	Collector netip.AddrPort `json:"collector"` // destination
 	Protocol  string         `json:"protocol"`  // "ipfix" or "netflow9"
 	Domain    uint32         `json:"domain"`
 	Slot      int            `json:"slot"`
 	Templates []Template     `json:"templates"`
-	Messages  uint64         `json:"messages"` // heard since it is remembered
+	Messages  uint64         `json:"messages"` // since it was first remembered
 	Last      time.Time      `json:"last_seen,omitzero"`
-	Learnt    time.Time      `json:"learnt"` // when a template was last new or different
+	Learnt    time.Time      `json:"learnt"` // time of the last new or changed template
 	Replayed  time.Time      `json:"last_replay,omitzero"`
 	Replays   uint32         `json:"replays"`
 }
 
-// Template is one template that an exporter sent.
+// Template is one template of an exporter.
 type Template struct {
 	ID      uint16 `json:"id"`
 	Options bool   `json:"options,omitempty"`
 	Bytes   int    `json:"bytes"` // of its record
 }
 
-// Count is the number of templates.
+// Count returns the number of templates.
 func (t TemplateState) Count() (n int) {
 	for _, e := range t.Exporters {
 		n += len(e.Templates)
@@ -59,8 +58,8 @@ func (t TemplateState) Count() (n int) {
 	return n
 }
 
-// Templates reads what is remembered of the exporters of a service, in order of
-// address. Where nobody has kept templates it returns none, and a problem.
+// Templates returns the remembered exporters of a service, in order of address. Without a store it returns none and a
+// problem.
 func Templates(s *state.Service, r *kernel.Root) (TemplateState, error) {
 	out := TemplateState{Service: s.Name, Exporters: []Exporter{}}
 	if len(servicePorts(s)) == 0 {
@@ -104,7 +103,7 @@ func Templates(s *state.Service, r *kernel.Root) (TemplateState, error) {
 
 func exporter(s *state.Service, key bpf.TemplatesSession, v *FlowSession, sessions *ebpf.Map) Exporter {
 	var h bpf.TemplatesHeard
-	_ = sessions.Lookup(key, &h) // zero: not heard since it was restored
+	_ = sessions.Lookup(key, &h) // zero: silent since it was restored
 	e := Exporter{Address: exporterAddr(key), Collector: collectorAddr(key), Protocol: "netflow9", Domain: key.Domain,
 		Messages: h.Messages, Last: kernel.WallTime(h.Last), Learnt: time.Unix(0, v.Learnt), Replays: v.Replays}
 	if key.Version == ipfix.IPFIX {

@@ -23,15 +23,13 @@ import (
 // chunkBytes is TEMPLATES_CHUNK.
 const chunkBytes = 480
 
-// templateStore is a namespace's pinned maps, open for writing. Only weir serve
-// writes them.
+// templateStore is a namespace's pinned maps, open for writing. Only weir serve writes them.
 type templateStore struct {
 	Pins *kernel.Opened
-	id   ebpf.MapID // of the sessions' map: another one's pins may come in its place
+	id   ebpf.MapID // of the sessions map: another map may be pinned in its place
 }
 
-// OpenStore opens the pins of a namespace, which it makes where they
-// are missing.
+// OpenStore opens the pins of a namespace. It creates missing pins.
 func OpenStore(l *kernel.WriteLock, ns *netns.Handle) (*templateStore, error) {
 	i := engine.TemplatesInstance(record.Scope(ns))
 	pins, err := l.Open(i)
@@ -56,7 +54,7 @@ func OpenStore(l *kernel.WriteLock, ns *netns.Handle) (*templateStore, error) {
 	return &templateStore{pins, id}, nil
 }
 
-// publishTemplates publishes new maps that hold these sessions.
+// publishTemplates publishes new maps with these sessions.
 func publishTemplates(l *kernel.WriteLock, ns *netns.Handle, sessions Saved) error {
 	spec, err := bpf.LoadTemplates()
 	if err != nil {
@@ -94,7 +92,7 @@ func mapID(m *ebpf.Map) (ebpf.MapID, error) {
 	return id, nil
 }
 
-// pinned says whether these maps are still the ones that are pinned.
+// pinned reports whether these maps are still the pinned ones.
 func (s *templateStore) pinned(r *kernel.Root) bool {
 	o, err := r.Open(s.Pins.Instance, "sessions")
 	if err != nil {
@@ -107,13 +105,13 @@ func (s *templateStore) pinned(r *kernel.Root) bool {
 
 func (s *templateStore) Close() { s.Pins.Close() }
 
-// heard is the header of a session's latest message; zero if none is noted.
+// heard returns the header of a session's latest message, or zero.
 func (s *templateStore) heard(k bpf.TemplatesSession) (h bpf.TemplatesHeard) {
 	_ = s.Pins.Maps["sessions"].Lookup(k, &h) // a missing entry is zero
 	return h
 }
 
-// Enter makes the filter note a session's headers from now on.
+// Enter makes the filter record a session's headers.
 func (s *templateStore) Enter(k bpf.TemplatesSession, h bpf.TemplatesHeard) error {
 	err := s.Pins.Maps["sessions"].Update(k, h, ebpf.UpdateNoExist)
 	if errors.Is(err, ebpf.ErrKeyExist) {
@@ -122,9 +120,8 @@ func (s *templateStore) Enter(k bpf.TemplatesSession, h bpf.TemplatesHeard) erro
 	return err
 }
 
-// Save writes what is remembered of a session: new chunks over the old ones,
-// then those away that are too many. A reader that meets two generations takes
-// neither: the exporter will say its templates again.
+// Save writes a session: first new chunks over the old ones, then it deletes surplus chunks. A reader discards a
+// session with mixed generations, because the exporter will repeat its templates.
 func (s *templateStore) Save(k bpf.TemplatesSession, v *FlowSession) error {
 	b := v.marshal()
 	v.Generation++
@@ -144,7 +141,7 @@ func (s *templateStore) Save(k bpf.TemplatesSession, v *FlowSession) error {
 	return nil
 }
 
-// remove forgets a session.
+// remove deletes a session.
 func (s *templateStore) remove(k bpf.TemplatesSession, v *FlowSession) {
 	for i := range v.Chunks {
 		s.Pins.Maps["store"].Delete(bpf.TemplatesChunkKey{Session: k, N: uint32(i)})
@@ -152,7 +149,7 @@ func (s *templateStore) remove(k bpf.TemplatesSession, v *FlowSession) {
 	s.Pins.Maps["sessions"].Delete(k)
 }
 
-// count adds to a service's counts.
+// count adds to a service's counters.
 func (s *templateStore) count(service string, add bpf.TemplatesCounts) error {
 	m := s.Pins.Maps["counts"]
 	var key [64]byte
@@ -167,8 +164,7 @@ func (s *templateStore) count(service string, add bpf.TemplatesCounts) error {
 	return m.Put(key, c)
 }
 
-// loadSessions reads what is remembered. Entries that do not fit together are
-// left out, and named, so that a writer clears them away.
+// loadSessions reads the remembered sessions. It returns inconsistent entries in broken, for a writer to delete.
 func loadSessions(m *ebpf.Map) (all map[bpf.TemplatesSession]*FlowSession, broken []bpf.TemplatesChunkKey, err error) {
 	pieces := map[bpf.TemplatesSession][]bpf.TemplatesChunkKey{}
 	chunks := map[bpf.TemplatesChunkKey]*bpf.TemplatesChunk{}
@@ -176,7 +172,7 @@ func loadSessions(m *ebpf.Map) (all map[bpf.TemplatesSession]*FlowSession, broke
 	var c bpf.TemplatesChunk
 	for it := m.Iterate(); ; {
 		if !it.Next(&k, &c) {
-			// Aborted: a busy writer; what was read is whole by its checksums.
+			// Aborted: a busy writer. Checksums verify the sessions read so far.
 			if err := it.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
 				return nil, nil, fmt.Errorf("reading the templates: %w", err)
 			}
@@ -200,7 +196,7 @@ func loadSessions(m *ebpf.Map) (all map[bpf.TemplatesSession]*FlowSession, broke
 	return all, broken, nil
 }
 
-// joinChunks returns the session that chunks hold, nil if they do not fit.
+// joinChunks returns the session in chunks, or nil if they are inconsistent.
 func joinChunks(ks []bpf.TemplatesChunkKey, chunks map[bpf.TemplatesChunkKey]*bpf.TemplatesChunk) *FlowSession {
 	first := chunks[ks[0]]
 	var b []byte
@@ -221,8 +217,8 @@ func joinChunks(ks []bpf.TemplatesChunkKey, chunks map[bpf.TemplatesChunkKey]*bp
 	return s
 }
 
-// The form of a session in the store: fixed fields in the byte order of the
-// host, then each template's number, kind, length and record.
+// storedSession is the stored form of a session: fixed fields in host byte order, then each template's number, kind,
+// length and record.
 type storedSession struct {
 	Tgid      uint32
 	Templates uint32
@@ -238,7 +234,7 @@ type storedTemplate struct {
 	ID, Options, Length, Pad uint16
 }
 
-// marshal is the session as the store keeps it, in chunks of one value.
+// marshal returns the stored form of a session, before its division into chunks.
 func (s *FlowSession) marshal() []byte {
 	ne := binary.NativeEndian
 	b, _ := binary.Append(nil, ne, storedSession{Tgid: s.Served.Tgid, Start: s.Served.Start, Templates: uint32(len(s.Templates)),
@@ -254,7 +250,7 @@ func (s *FlowSession) marshal() []byte {
 	return b
 }
 
-// unmarshal reads the text of marshal. An error leaves the session undefined.
+// unmarshal reads the output of marshal. After an error the session is undefined.
 func (s *FlowSession) unmarshal(b []byte) error {
 	var h storedSession
 	n, err := binary.Decode(b, binary.NativeEndian, &h)
