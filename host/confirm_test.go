@@ -25,7 +25,7 @@ import (
 	svc "github.com/weir-project/weir/service"
 )
 
-// The state before a change to be confirmed: slot 1's member was admitted by hand.
+// beforeChange is the state before a change to be confirmed: slot 1's member was admitted by hand.
 const beforeChange = `
 services:
   telemetry:

@@ -24,7 +24,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// The instances of everyFeature with programs, and the tc filters used by some of them on kernels without tcx.
+// damagedInstances are the instances of everyFeature with programs, and the tc filters used by some of them on kernels without tcx.
 var damagedInstances = []struct {
 	who     string // prefix of kernel.Fault.Who
 	linked  bool   // it has links on every kernel

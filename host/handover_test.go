@@ -32,7 +32,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Members of this service get numbered messages of 8 bytes from routers over UDP and TCP: the last byte of the router's
+// routed is the address of a service. Its members get numbered messages of 8 bytes from routers over UDP and TCP: the last byte of the router's
 // address, and a number. They log each processed message with its time.
 const routed = "127.0.0.1:4741"
 

@@ -18,7 +18,7 @@ func TestMain(m *testing.M) {
 	nstest.Main(m)
 }
 
-// All supported kernels have these needs.
+// always are the needs available on all supported kernels.
 var always = []kernel.Need{SkLookup, SockMap, ExitTracepoint, SocketTracepoint, RingBuffer, PostBind, PidfdGetfd, SockDiag, CgroupIngress, PacketFilter, TCFilter}
 
 func TestProbes(t *testing.T) {
