@@ -14,8 +14,8 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
-// Header lengths in bytes before the IP packet, in "cooked" captures (tcpdump -i any) and in
-// captures of loopback devices of other systems: https://www.tcpdump.org/linktypes.html.
+// Header lengths in bytes before the IP packet. "Cooked" captures (tcpdump -i any) and captures of
+// loopback devices of other systems have them: https://www.tcpdump.org/linktypes.html.
 const (
 	sllHeader   = 16
 	sll2Header  = 20

@@ -10,9 +10,8 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
-// warnOfEmptied warns of newly empty lists, as after a failed download. It reports an outage if a
-// pass rule uses the list and a later rule or the default drops: no packet passes by the list any
-// more.
+// warnOfEmptied warns of newly empty lists, as after a failed download. It reports an outage for a
+// list of a pass rule with a later drop rule or default: the list passes nobody any more.
 func (t *target) warnOfEmptied(plan *feature.Plan, was *published) {
 	f := t.pub.Filter
 	for _, name := range slices.Sorted(maps.Keys(t.pub.Lists)) {

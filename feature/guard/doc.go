@@ -5,7 +5,7 @@
 // README.md has the algorithm, its guarantees and its limits. The state is in bpf/guard.h, the
 // decision in bpf/admit.h.
 //
-// A guard is attached to one socket of an application (clients/go/guard), to the sockets of a
-// service, or to interfaces (the guard section of a service's configuration). All of them use the
-// same algorithm.
+// A guard is attached to one socket of an application (clients/go/guard). The guard section of a
+// service's configuration attaches one to the service's sockets or to interfaces. All of them use
+// the same algorithm.
 package guard

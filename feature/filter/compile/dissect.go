@@ -158,9 +158,9 @@ func (g *gen) internet(p *paths) {
 	}
 }
 
-// setEnd stores the end of the IP packet: the length in R1 plus base, counted from the packet's start, or the hook's
-// bytes if these end earlier. A length of 0 is unknown. At hooks starting at the transport header, clip applies the
-// hook's limit later.
+// setEnd stores the end of the IP packet: the length in R1 plus base, counted from the packet's start. The hook's
+// bytes may end earlier and then limit it. A length of 0 is unknown. At hooks starting at the transport header, clip
+// applies the hook's limit later.
 func (g *gen) setEnd(base int32) {
 	if g.o.Start == Transport {
 		g.Op(asm.Mov.Imm32(asm.R2, -1))

@@ -127,8 +127,8 @@ func (g *gen) hot(p *paths) {
 	g.GoTo(p.v6)
 }
 
-// behindIP copies n bytes after the first 20 of the IP header to their place in the image: from the packet at R1, or
-// from the bytes loaded by a helper.
+// behindIP copies n bytes after the first 20 of the IP header to their place in the image. They come from the packet
+// at R1, or from the bytes loaded by a helper.
 func (g *gen) behindIP(at int32, to int16, n int32) {
 	if g.inPlace() {
 		g.copyFrom(func(r asm.Register) []asm.Instruction { return image(r, int32(to)) }, int16(at), n)

@@ -11,7 +11,7 @@
 // reference for compiled programs (package compile). docs/FILTER.md describes the language.
 //
 // Absent fields have one meaning: a comparison with an absent field is false, except that != is
-// true. So x != y and not (x == y) are equivalent. For a field with several values in a packet
-// (ip.addr, tcp.port, vlan.id with stacked tags), a comparison is true if it is true for any of
+// true. So x != y and not (x == y) are equivalent. A packet may have several values of a field:
+// ip.addr, tcp.port, vlan.id with stacked tags. A comparison is then true if it is true for any of
 // them. != is again the negation of ==.
 package expr

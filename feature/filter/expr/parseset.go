@@ -214,8 +214,7 @@ func (p *parser) keys(t token) (*Rate, *Error) {
 const maxKey = 64
 
 // KeySize returns the bytes of a field in the key of a rate: 4 for a number or an IPv4 address, 8
-// for a link-layer address, 16 for an IPv6 address, 20 for an address of either family. It returns
-// 0 for fields unsuited to a key.
+// for a MAC address, 16 for IPv6, 20 for either family. It returns 0 for fields unsuited to a key.
 func KeySize(f *Field) int {
 	switch f.Type {
 	case Bool, Uint:
