@@ -299,7 +299,7 @@ func directionHint(h Hook) string {
 	if h.xdp() {
 		return "xdp sees incoming packets only"
 	}
-	return "for this hook say at: input, forward, output, prerouting or postrouting"
+	return "for this hook set at: input, forward, output, prerouting or postrouting"
 }
 
 func orderHint(h Hook) string {
@@ -309,7 +309,7 @@ func orderHint(h Hook) string {
 	case h == HookClsact:
 		return "tc filters run by their priorities, after the programs of tcx: use hook tcx"
 	}
-	return "for this hook say priority"
+	return "for this hook set priority"
 }
 
 // besides reports conflicts with another filter of the same namespace.

@@ -276,9 +276,9 @@ func (t *target) anchors(plan *feature.Plan, was *FilterState) error {
 		switch {
 		case err == nil, permission(err):
 		case errors.Is(err, hookorder.ErrNoAnchor) && attached && sameAttachment(was.pub, t.pub):
-			plan.Warn("filter %s: %v; it stays where it is", f.Name, err)
+			plan.Warn("filter %s: %v; it keeps its position", f.Name, err)
 		case errors.Is(err, hookorder.ErrNoAnchor) && t.restored:
-			plan.Warn("filter %s: %v; it goes behind them", f.Name, err)
+			plan.Warn("filter %s: %v; it is attached after all others", f.Name, err)
 			t.pub.Filter.Order = Order{}
 			return nil
 		default:
