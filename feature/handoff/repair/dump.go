@@ -78,7 +78,7 @@ func (p *Prepared) Dump(fd int, o DumpOptions) (_ *State, err error) {
 	if o.Stop != nil {
 		release, err2 := o.Stop(p.flow)
 		if err2 != nil {
-			return nil, fmt.Errorf("stop its packets: %w", err2)
+			return nil, fmt.Errorf("block its packets: %w", err2)
 		}
 		defer func() {
 			if err != nil && release != nil {
@@ -133,7 +133,7 @@ func thaw(fd int, reuse bool, how int) error {
 		err = setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 	}
 	if err != nil {
-		return fmt.Errorf("let the session go on: %w", err)
+		return fmt.Errorf("continue the session: %w", err)
 	}
 	return nil
 }
@@ -186,7 +186,7 @@ func admit(fd int, o DumpOptions) (s State, tls bool, err error) {
 
 func tooLarge(n, limit int) error {
 	if n > limit {
-		return fmt.Errorf("%w: %d bytes, allowed are %d; let the session drain, or allow more", errTooLarge, n, limit)
+		return fmt.Errorf("%w: %d bytes, at most %d: let the session drain, or raise the limit", errTooLarge, n, limit)
 	}
 	return nil
 }
@@ -221,7 +221,7 @@ func checkUrgent(fd int, decrypts bool) (err error) {
 			return fmt.Errorf("set SO_OOBINLINE: %w", err)
 		}
 		if unread[i], err = unix.IoctlGetInt(fd, unix.SIOCINQ); err != nil {
-			return fmt.Errorf("length of the receive queue: %w", err)
+			return fmt.Errorf("read the length of the receive queue: %w", err)
 		}
 	}
 	// EINVAL: none. EAGAIN: the byte is under way. 0: the peer's FIN came first.
@@ -236,11 +236,11 @@ func checkUrgent(fd int, decrypts bool) (err error) {
 func (s *State) readAddresses(fd int) error {
 	local, err := bounded.Getsockname(fd)
 	if err != nil {
-		return fmt.Errorf("own address: %w", err)
+		return fmt.Errorf("read the local address: %w", err)
 	}
 	remote, err := bounded.Getpeername(fd)
 	if err != nil {
-		return fmt.Errorf("peer's address: %w", err)
+		return fmt.Errorf("read the peer's address: %w", err)
 	}
 	var zone uint32
 	for _, a := range []struct {
@@ -254,7 +254,7 @@ func (s *State) readAddresses(fd int) error {
 			*a.to = netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), uint16(sa.Port))
 			zone = max(zone, sa.ZoneId)
 		default:
-			return fmt.Errorf("%w: it is not of IPv4 or IPv6", errState)
+			return fmt.Errorf("%w: it is neither IPv4 nor IPv6", errState)
 		}
 	}
 	if zone != 0 {

@@ -40,14 +40,14 @@ var soBufLock = 72
 // Needs returns the kernel facilities for moving sessions between hosts.
 func Needs() []kernel.Need {
 	return []kernel.Need{
-		{Name: "TCP_REPAIR", Since: "4.19", For: "take live TCP sessions out of the kernel, and put them into another's",
+		{Name: "TCP_REPAIR", Since: "4.19", For: "moving live TCP sessions between hosts",
 			Remedy: "run it as root or with CAP_NET_ADMIN over the network namespace", Probe: probeRepair},
 		{Name: "SO_BUF_LOCK", Since: "5.14", Optional: true, Remedy: "run a newer kernel", Probe: probeBufLock,
-			For: "let the buffers of sessions that were moved go on growing by themselves; without it they keep the size that they had"},
+			For: "automatic buffer sizes of moved sessions; without it buffers keep their size"},
 		{Name: "raw sockets", Since: "4.19", Optional: true, Remedy: "run it as root or with CAP_NET_RAW over the network namespace", Probe: probeRaw,
-			For: "send what a session has sent last once more where it has moved to; without it what was lost just then comes after some seconds"},
+			For: "retransmitting a session's last data after a move; without it a loss around the move takes seconds to repair"},
 		{Name: "kTLS", Since: "6.0", Optional: true, Remedy: "modprobe tls, or run a kernel with CONFIG_TLS", Probe: probeTLS,
-			For: "move sessions whose TLS is the kernel's; without it this host neither has nor takes any"},
+			For: "moving sessions with TLS in the kernel; without it this host neither sends nor receives them"},
 	}
 }
 
@@ -97,7 +97,7 @@ func onSocket(f func(fd int) error) error {
 
 func explainRepair(err error) error {
 	if errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("TCP_REPAIR: %w: it takes CAP_NET_ADMIN over the socket's network namespace; run as root", err)
+		return fmt.Errorf("TCP_REPAIR: %w: run as root, or with CAP_NET_ADMIN over the socket's network namespace", err)
 	}
 	return fmt.Errorf("TCP_REPAIR: %w", err)
 }
@@ -207,7 +207,7 @@ func queueLengths(fd int) (l lengths, err error) {
 		n       *int
 	}{{unix.SIOCINQ, &l.unread}, {unix.SIOCOUTQ, &l.unacked}, {siocOutqNSD, &l.unsent}} {
 		if *q.n, err = unix.IoctlGetInt(fd, q.request); err != nil {
-			return l, fmt.Errorf("length of a queue: %w", err)
+			return l, fmt.Errorf("read the length of a queue: %w", err)
 		}
 	}
 	return l, nil

@@ -117,7 +117,7 @@ func (s *State) readBuffers(fd int) error {
 	}{{unix.SO_SNDBUF, &s.SndBuf}, {unix.SO_RCVBUF, &s.RcvBuf}} {
 		n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, b.opt)
 		if err != nil {
-			return fmt.Errorf("size of a buffer: %w", err)
+			return fmt.Errorf("read the size of a buffer: %w", err)
 		}
 		*b.to = uint32(n)
 	}
@@ -155,7 +155,7 @@ func (s *State) readQueues(fd int, state uint8, l lengths) (err error) {
 		return err
 	}
 	if s.Unread, err = peek(fd, l.unread, sock.PeekAll); err != nil {
-		return fmt.Errorf("unread data: %w", err)
+		return fmt.Errorf("peek at unread data: %w", err)
 	}
 	switch state {
 	case stateCloseWait, stateLastAck, stateClosing:
@@ -183,7 +183,7 @@ func (s *State) readQueues(fd int, state uint8, l lengths) (err error) {
 		s.SndUna--
 	}
 	if s.Send, err = peek(fd, data, func(fd int, b []byte) (int, error) { return sock.Peek(fd, b) }); err != nil {
-		return fmt.Errorf("unacknowledged data: %w", err)
+		return fmt.Errorf("peek at unacknowledged data: %w", err)
 	}
 	return nil
 }

@@ -96,13 +96,13 @@ func (b *Built) prepare() error {
 	}
 	if s.Device != "" {
 		if err := unix.BindToDevice(b.fd, s.Device); err != nil {
-			return fmt.Errorf("bind to interface %q, as the session was (change or clear State.Device if it is called otherwise here): %w", s.Device, err)
+			return fmt.Errorf("bind to the session's interface %q (set State.Device to its name here, or clear it): %w", s.Device, err)
 		}
 	}
 	if s.Congestion != "" {
 		err := unix.SetsockoptString(b.fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, s.Congestion)
 		if errors.Is(err, unix.ENOENT) {
-			b.Lost = append(b.Lost, fmt.Sprintf("congestion control %s: not in this kernel, which goes on with its own", s.Congestion))
+			b.Lost = append(b.Lost, fmt.Sprintf("congestion control %s: missing in this kernel, using its default", s.Congestion))
 		} else if err != nil {
 			return fmt.Errorf("set congestion control %s: %w", s.Congestion, err)
 		}
@@ -119,13 +119,13 @@ func (b *Built) prepare() error {
 func (b *Built) sizeBuffer(opt, force int, size uint32, locked, enlarged bool) error {
 	now, err := unix.GetsockoptInt(b.fd, unix.SOL_SOCKET, opt)
 	if err != nil {
-		return fmt.Errorf("size of a buffer: %w", err)
+		return fmt.Errorf("read the size of a buffer: %w", err)
 	}
 	if !locked && (now == int(size) || now > int(size) && !enlarged && !b.canUnlock()) {
 		return nil
 	}
 	if err := setInt(b.fd, unix.SOL_SOCKET, force, int(size/2)); err != nil { // the kernel doubles it
-		return fmt.Errorf("give a buffer its %d bytes: %w", size, err)
+		return fmt.Errorf("set a buffer to %d bytes: %w", size, err)
 	}
 	if !locked && !b.canUnlock() {
 		b.Lost = append(b.Lost, fmt.Sprintf("a buffer of %d bytes keeps that size: SO_BUF_LOCK needs Linux 5.14", size))
@@ -202,7 +202,7 @@ func sockaddr(fd int, s *State, a netip.AddrPort) (unix.Sockaddr, error) {
 	sa := &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
 	if a.Addr().IsLinkLocalUnicast() {
 		if s.Zone == "" { // the case if only one end is link-local
-			return nil, fmt.Errorf("the interface of %s is not known: set State.Zone to it", a.Addr())
+			return nil, fmt.Errorf("the interface of %s is unknown: set State.Zone", a.Addr())
 		}
 		index, err := deviceIndex(fd, s.Zone)
 		if err != nil {
@@ -259,7 +259,7 @@ func (b *Built) agree() error {
 func (b *Built) finish() error {
 	s := b.state
 	if err := setInt(b.fd, unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, queueNone); err != nil {
-		return fmt.Errorf("choose no queue: %w", err)
+		return fmt.Errorf("select no queue: %w", err)
 	}
 	if err := setTCP(b.fd, unix.TCP_REPAIR_WINDOW, &s.Window, 1); err != nil {
 		return fmt.Errorf("set TCP_REPAIR_WINDOW: %w", err)
@@ -325,7 +325,7 @@ func (b *Built) start() error {
 		}
 	}
 	if err := sendAll(b.fd, s.Send[len(s.Send)-s.Unsent:]); err != nil {
-		return fmt.Errorf("send the rest: %w", err)
+		return fmt.Errorf("send the unsent data: %w", err)
 	}
 	if err := b.sizeBuffer(unix.SO_SNDBUF, unix.SO_SNDBUFFORCE, s.SndBuf, s.SndBufLocked, len(s.Send) > 0); err != nil {
 		return err
@@ -335,13 +335,13 @@ func (b *Built) start() error {
 	}
 	if s.Fin {
 		if err := unix.Shutdown(b.fd, unix.SHUT_WR); err != nil {
-			return fmt.Errorf("end the own direction again: %w", err)
+			return fmt.Errorf("shut down sending again: %w", err)
 		}
 	}
 	if s.EOF {
 		// ENOTCONN: the peer has answered our FIN in the meantime, and the session is over.
 		if err := unix.Shutdown(b.fd, unix.SHUT_RD); err != nil && !errors.Is(err, unix.ENOTCONN) {
-			return fmt.Errorf("end the peer's direction again: %w", err)
+			return fmt.Errorf("shut down receiving again: %w", err)
 		}
 	}
 	return nil

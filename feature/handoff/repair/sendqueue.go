@@ -19,17 +19,17 @@ func (b *Built) fillSendQueue() error {
 	// Otherwise the session would grow with every move.
 	room := max(int(s.SndBuf/2), 2*len(s.Send)+64<<10)
 	if err := setInt(b.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, room); err != nil {
-		return fmt.Errorf("make room for %d bytes to be sent: %w", len(s.Send), err)
+		return fmt.Errorf("enlarge the send buffer for %d bytes: %w", len(s.Send), err)
 	}
 	sent := s.Send[:len(s.Send)-s.Unsent]
 	if len(sent) == 0 {
 		return nil
 	}
 	if err := setInt(b.fd, unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, queueSend); err != nil {
-		return fmt.Errorf("choose the send queue: %w", err)
+		return fmt.Errorf("select the send queue: %w", err)
 	}
 	if err := sendAll(b.fd, sent); err != nil {
-		return fmt.Errorf("queue what was sent: %w", err)
+		return fmt.Errorf("fill the send queue: %w", err)
 	}
 	l, err := queueLengths(b.fd)
 	if err == nil && (l.unacked != len(sent) || l.unsent != 0) {

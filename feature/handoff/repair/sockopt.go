@@ -154,7 +154,7 @@ func deviceIndex(fd int, name string) (int, error) {
 		err = unix.IoctlIfreq(fd, unix.SIOCGIFINDEX, req)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("interface %q, which the session's link-local address is on, is not here (set State.Zone to the one that is): %w", name, err)
+		return 0, fmt.Errorf("find interface %q of the session's link-local address (set State.Zone to its name here): %w", name, err)
 	}
 	return int(req.Uint32()), nil
 }

@@ -10,27 +10,27 @@ import (
 
 // Reasons to reject a dump. The socket is then unchanged.
 var (
-	errTooLarge = errors.New("the session's queues are larger than allowed")
+	errTooLarge = errors.New("the session's queues exceed the limit")
 	errState    = errors.New("a connection in this state cannot be moved")
-	errUrgent   = errors.New("the session has urgent data that is not read yet: read it, then move the session")
-	errMPTCP    = errors.New("the session is MPTCP, which the kernel cannot dump: listen with SetMultipathTCP(false) or IPPROTO_TCP")
-	errULP      = errors.New("the session has a protocol of the kernel's on top that is not moved; kTLS is")
-	errTLS      = errors.New("the kernel cannot tell all that it knows of the session's TLS")
-	errTLSBusy  = errors.New("the session's TLS is in the midst of something: have the application read all that came, and move the session when the peer has acknowledged all")
-	errAO       = errors.New("the session is signed with TCP-AO, whose keys the kernel does not give away")
-	errPeekOff  = errors.New("the session has SO_PEEK_OFF set, which cannot be moved: set it to -1 first")
-	errMoving   = errors.New("packets of the session still arrive: stop them before the dump")
+	errUrgent   = errors.New("the session has unread urgent data: read it, then move the session")
+	errMPTCP    = errors.New("the kernel cannot dump MPTCP sessions: listen with SetMultipathTCP(false) or IPPROTO_TCP")
+	errULP      = errors.New("the session has an upper layer protocol other than kTLS: it cannot be moved")
+	errTLS      = errors.New("the kernel does not report the complete TLS state of the session")
+	errTLSBusy  = errors.New("the TLS session is busy: read all received data, and move it once the peer has acknowledged all sent data")
+	errAO       = errors.New("the session uses TCP-AO: the kernel does not report its keys, so it cannot be moved")
+	errPeekOff  = errors.New("the session has SO_PEEK_OFF set: set it to -1 first")
+	errMoving   = errors.New("packets of the session still arrive: block them before the dump")
 )
 
 // Reasons to reject a restore. Nothing is left behind then.
 var (
 	errFormat  = errors.New("not a session's state")
-	errVersion = errors.New("the session's state is of a version that this weir does not know: update weir here first")
+	errVersion = errors.New("the session's state has an unknown version: update weir on this host first")
 	errInvalid = errors.New("the session's state contradicts itself")
-	ErrInUse   = errors.New("the same connection is open here already")
-	errAddress = errors.New("the session's own address is not one of this network namespace: add it to lo first")
-	errRoute   = errors.New("there is no route to the session's peer")
-	errNoTLS   = errors.New("this kernel cannot go on with the session's TLS (kTLS: modprobe tls; CONFIG_TLS, and the cipher's module)")
+	ErrInUse   = errors.New("this connection is already open on this host")
+	errAddress = errors.New("the session's local address is missing in this network namespace: add it to lo first")
+	errRoute   = errors.New("no route to the session's peer")
+	errNoTLS   = errors.New("this kernel cannot continue the session's TLS (modprobe tls; it needs CONFIG_TLS and the cipher's module)")
 )
 
 // defaultLimit is the default maximum of queue bytes in a state. It exceeds the kernel's automatic sizes (tcp_rmem
@@ -155,13 +155,13 @@ func (s *State) check() error {
 	w := &s.Window
 	switch local, remote := s.Local.Addr(), s.Remote.Addr(); {
 	case local.Is4() != remote.Is4() || local.Is4In6() != remote.Is4In6():
-		return bad("addresses %s and %s of two families", local, remote)
+		return bad("addresses %s and %s of different families", local, remote)
 	case s.SndScale > maxScale || s.RcvScale > maxScale || !s.Scaling && (s.SndScale|s.RcvScale) != 0:
 		return bad("window scales %d and %d", s.SndScale, s.RcvScale)
 	case s.MSS == 0:
 		return bad("no segment size")
 	case s.Microseconds && !s.Timestamps:
-		return bad("a clock of timestamps, but no timestamps")
+		return bad("a timestamp clock without timestamps")
 	case s.Unsent < 0 || s.Unsent > len(s.Send):
 		return bad("%d bytes unsent of %d", s.Unsent, len(s.Send))
 	case w.MaxWindow < w.SndWnd || int32(w.SndWl1-(s.RcvNxt+w.RcvWnd)) > 0 || int32(w.RcvWup-s.RcvNxt) > 0:
@@ -186,7 +186,7 @@ func (s *State) checkTLS() error {
 	case k.problem() != "":
 		return fmt.Errorf("%w: %s", errInvalid, k.problem())
 	case s.EOF || s.Fin || k.configured() && len(s.Send) > 0 || k.Rx != nil && len(s.Unread) > 0:
-		return fmt.Errorf("%w: a session of TLS that does not stand still", errInvalid)
+		return fmt.Errorf("%w: a TLS session with data in flight", errInvalid)
 	}
 	return nil
 }

@@ -52,7 +52,7 @@ func (b *Built) openTail() error {
 	}
 	b.tail, err = newTail(b.fd, s, size)
 	if err != nil { // a session without it beats none
-		b.Lost = append(b.Lost, fmt.Sprintf("what was sent last is not sent again, and may come after some seconds should it be lost: a raw socket (which takes CAP_NET_RAW): %v", err))
+		b.Lost = append(b.Lost, fmt.Sprintf("the last data is not retransmitted at once, and a loss may take seconds to repair: open a raw socket (needs CAP_NET_RAW): %v", err))
 	}
 	return nil
 }

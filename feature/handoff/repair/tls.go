@@ -99,7 +99,7 @@ func (k *TLS) problem() string {
 		}
 	}
 	if k.NoPad && (k.Rx == nil || k.Version != tlsVersion13) || (k.ZeroCopy || k.MaxPayload != 0) && k.Tx == nil || k.MaxPayload > maxTLSRecord {
-		return "options of a direction of TLS that it does not have"
+		return "TLS options of a direction without keys"
 	}
 	return ""
 }
@@ -146,15 +146,15 @@ func (s *State) appendTLS(b []byte, start int) []byte {
 // parseTLS parses the section's content. before is the state up to the section's end.
 func (s *State) parseTLS(b, before []byte) error {
 	if len(b) < tlsHeadLen+tlsSumLen {
-		return fmt.Errorf("%w: %d bytes of TLS", errFormat, len(b))
+		return fmt.Errorf("%w: TLS section of %d bytes", errFormat, len(b))
 	}
 	sum := sha256.Sum256(before[:len(before)-tlsSumLen])
 	if string(sum[:tlsSumLen]) != string(b[len(b)-tlsSumLen:]) {
-		return fmt.Errorf("%w: it has changed on its way: its sum is another", errFormat)
+		return fmt.Errorf("%w: checksum mismatch, it was corrupted in transit", errFormat)
 	}
 	f, be := b[0], binary.BigEndian
 	if f&^byte(tlsFlagAll) != 0 || b[1] != 0 {
-		return fmt.Errorf("%w: flags %#x of TLS", errVersion, f)
+		return fmt.Errorf("%w: TLS flags %#x", errVersion, f)
 	}
 	k := &TLS{Version: be.Uint16(b[2:]), Cipher: be.Uint16(b[4:]), MaxPayload: be.Uint16(b[6:]),
 		ZeroCopy: f&tlsFlagZeroCopy != 0, NoPad: f&tlsFlagNoPad != 0}
@@ -165,15 +165,15 @@ func (s *State) parseTLS(b, before []byte) error {
 		}
 		c := findCipher(k.Cipher)
 		if c == nil {
-			return fmt.Errorf("%w: cipher %d of TLS", errVersion, k.Cipher)
+			return fmt.Errorf("%w: TLS cipher %d", errVersion, k.Cipher)
 		}
 		if len(b) < c.size() {
-			return fmt.Errorf("%w: keys of TLS are cut off", errFormat)
+			return fmt.Errorf("%w: truncated TLS keys", errFormat)
 		}
 		*keys, b = Keys(b[:c.size():c.size()]), b[c.size():]
 	}
 	if len(b) != 0 {
-		return fmt.Errorf("%w: %d bytes behind the keys of TLS", errFormat, len(b))
+		return fmt.Errorf("%w: %d bytes after the TLS keys", errFormat, len(b))
 	}
 	s.TLS = k
 	return nil

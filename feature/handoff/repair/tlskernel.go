@@ -91,7 +91,7 @@ func readKeys(fd int) (*TLS, error) {
 		if err := getBytes(fd, way.opt, info[:]); errors.Is(err, unix.EBUSY) {
 			continue // handled by the application
 		} else if err != nil {
-			return nil, fmt.Errorf("keys of TLS: %w", err)
+			return nil, fmt.Errorf("read the TLS keys: %w", err)
 		}
 		k.Version, k.Cipher = binary.NativeEndian.Uint16(info[:]), binary.NativeEndian.Uint16(info[2:])
 		c := findCipher(k.Cipher)
@@ -100,9 +100,9 @@ func readKeys(fd int) (*TLS, error) {
 		}
 		b := make([]byte, tlsInfoLen+c.size())
 		if err := getBytes(fd, way.opt, b); errors.Is(err, unix.EINVAL) {
-			return nil, fmt.Errorf("%w: it does not give away the keys of %s (a newer one may)", errTLS, c.name)
+			return nil, fmt.Errorf("%w: it does not report the keys of %s (a newer kernel may)", errTLS, c.name)
 		} else if err != nil {
-			return nil, fmt.Errorf("keys of TLS: %w", err)
+			return nil, fmt.Errorf("read the TLS keys: %w", err)
 		}
 		*way.keys = b[tlsInfoLen:]
 	}
@@ -131,7 +131,7 @@ func (k *TLS) readFlags(fd int) error {
 	case err == nil:
 		k.NoPad = on != 0
 	case absent(err):
-		return fmt.Errorf("%w: what of a record has arrived it tells since Linux 6.0; run a newer one, or have the application decrypt", errTLS)
+		return fmt.Errorf("%w: partially received records, before Linux 6.0: run a newer kernel, or let the application decrypt", errTLS)
 	case !errors.Is(err, unix.EINVAL) || k.Version == tlsVersion13: // the option does not exist for TLS 1.2
 		return fmt.Errorf("read TLS_RX_EXPECT_NO_PAD: %w", err)
 	}
@@ -153,7 +153,7 @@ func (k *TLS) flush(fd int) error {
 	m.SetControllen(len(control))
 	_, _, errno := unix.Syscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&m)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 	if errno != 0 && errno != unix.EAGAIN && errno != unix.EINTR { // in these cases the data before it is unacknowledged
-		return fmt.Errorf("send the record that is begun: %w", errno)
+		return fmt.Errorf("send the unfinished record: %w", errno)
 	}
 	return nil
 }
@@ -175,7 +175,7 @@ func (k *TLS) still(fd int) error {
 		return err
 	}
 	if i.State != stateEstablished {
-		return busy("it ends: %s", stateName(i.State)) // kTLS starts in no other state
+		return busy("it is ending: %s", stateName(i.State)) // kTLS starts in no other state
 	}
 	if ended, err := readShutdown(fd); err != nil || ended {
 		return errors.Join(err, busy("reading was shut down"))
@@ -185,20 +185,20 @@ func (k *TLS) still(fd int) error {
 		return err
 	}
 	if k.configured() && l.unacked != 0 {
-		return busy("%d bytes are not acknowledged", l.unacked)
+		return busy("%d unacknowledged bytes", l.unacked)
 	}
 	if k.Rx == nil {
 		return nil
 	}
 	if l.unread != 0 {
-		return busy("%d bytes of records have arrived, and were not read", l.unread)
+		return busy("%d unread bytes of records", l.unread)
 	}
 	var mem [9]uint32
 	if err := get(fd, unix.SOL_SOCKET, unix.SO_MEMINFO, &mem); err != nil {
 		return fmt.Errorf("SO_MEMINFO: %w", err)
 	}
 	if mem[memReceive]|mem[memBacklog] != 0 {
-		return busy("segments came out of order, and one is missing")
+		return busy("segments arrived out of order, and one is missing")
 	}
 	if err := roomForRecords(fd, i); err != nil {
 		return err
@@ -211,10 +211,10 @@ func (k *TLS) still(fd int) error {
 func roomForRecords(fd int, i info) error {
 	n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
 	if err != nil {
-		return fmt.Errorf("size of a buffer: %w", err)
+		return fmt.Errorf("read the size of a buffer: %w", err)
 	}
 	if least := 4*maxTLSRecord + 4*int(i.RcvMSS); n < least {
-		return fmt.Errorf("%w: what of a record has arrived, in a receive buffer of %d bytes: it takes %d (SO_RCVBUF half of it)", errTLS, n, least)
+		return fmt.Errorf("%w: partially received records, with a receive buffer of %d bytes: it needs %d (set SO_RCVBUF to half of it)", errTLS, n, least)
 	}
 	return nil
 }
@@ -231,7 +231,7 @@ func nothingDecrypted(fd int) error {
 		}
 	}
 	if p[0].Revents != 0 {
-		return fmt.Errorf("%w: what was decrypted is not read", errTLSBusy)
+		return fmt.Errorf("%w: unread decrypted data", errTLSBusy)
 	}
 	oob := make([]byte, unix.CmsgSpace(1))
 	for {
@@ -244,9 +244,9 @@ func nothingDecrypted(fd int) error {
 		case errors.Is(err, unix.EKEYEXPIRED):
 			return fmt.Errorf("%w: the peer has changed its key: give the kernel the new one", errTLSBusy)
 		case err != nil:
-			return fmt.Errorf("look for what was decrypted: %w", err)
+			return fmt.Errorf("peek at decrypted data: %w", err)
 		}
-		return fmt.Errorf("%w: what was decrypted is not read", errTLSBusy)
+		return fmt.Errorf("%w: unread decrypted data", errTLSBusy)
 	}
 }
 
@@ -272,9 +272,9 @@ func (b *Built) secure() error {
 		info := binary.NativeEndian.AppendUint16(binary.NativeEndian.AppendUint16(nil, k.Version), k.Cipher)
 		err := unix.SetsockoptString(b.fd, unix.SOL_TLS, way.opt, string(slices.Concat(info, way.keys)))
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) || absent(err) {
-			return fmt.Errorf("%w: it does not know %s (%w)", errNoTLS, k, err)
+			return fmt.Errorf("%w: it does not support %s (%w)", errNoTLS, k, err)
 		} else if err != nil {
-			return fmt.Errorf("give the kernel the keys of %s: %w", k, err)
+			return fmt.Errorf("set the keys of %s: %w", k, err)
 		}
 	}
 	return b.setTLSFlags()

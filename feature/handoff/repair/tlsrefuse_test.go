@@ -45,21 +45,21 @@ func TestTLSBusy(t *testing.T) {
 		begin     func(t *testing.T, w *world, s *secured) // causes the rejection
 		end       func(t *testing.T, w *world, s *secured)
 	}{
-		{"half a record", "were not read", func(t *testing.T, w *world, s *secured) {
+		{"half a record", "unread bytes", func(t *testing.T, w *world, s *secured) {
 			s.wire.stopAfter(700)
 			s.request(t, 1000)
 			nstest.Until(t, "half of it is there", func() bool { return unread(t, s.server) == 700 })
 		}, func(t *testing.T, w *world, s *secured) { ok(t, s.wire.open()) }},
-		{"a part of its header", "were not read", func(t *testing.T, w *world, s *secured) {
+		{"a part of its header", "unread bytes", func(t *testing.T, w *world, s *secured) {
 			s.wire.stopAfter(3)
 			s.request(t, 1000)
 			nstest.Until(t, "it is there", func() bool { return unread(t, s.server) == 3 })
 		}, func(t *testing.T, w *world, s *secured) { ok(t, s.wire.open()) }},
-		{"a record", "were not read", func(t *testing.T, w *world, s *secured) {
+		{"a record", "unread bytes", func(t *testing.T, w *world, s *secured) {
 			s.request(t, 1000)
 			nstest.Until(t, "it is there", func() bool { return unread(t, s.server) > 1000 })
 		}, nil},
-		{"a record of which a part was read", "not read", func(t *testing.T, w *world, s *secured) {
+		{"a record of which a part was read", "unread", func(t *testing.T, w *world, s *secured) {
 			s.request(t, 1000)
 			b := make([]byte, 1)
 			_, err := s.server.Read(b)
@@ -70,7 +70,7 @@ func TestTLSBusy(t *testing.T) {
 				t.Errorf("%d bytes are in the queue: the test is for what is not", n)
 			}
 		}, nil},
-		{"nothing is acknowledged", "not acknowledged", func(t *testing.T, w *world, s *secured) {
+		{"nothing is acknowledged", "unacknowledged", func(t *testing.T, w *world, s *secured) {
 			w.acknowledged(fresh{s.server})
 			w.Hold() // blocks acknowledgements
 			s.answer(t, 1000)

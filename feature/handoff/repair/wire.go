@@ -126,10 +126,10 @@ func (s *State) UnmarshalBinary(b []byte) error {
 // exceed the size of b. Errors are [errFormat], [errVersion] and [errInvalid].
 func Parse(b []byte) (*State, error) {
 	if len(b) < headerLen || string(b[:4]) != wireMagic {
-		return nil, fmt.Errorf("%w: it does not begin with %s", errFormat, wireMagic)
+		return nil, fmt.Errorf("%w: it does not start with %s", errFormat, wireMagic)
 	}
 	if v := binary.BigEndian.Uint16(b[4:]); v != wireVersion {
-		return nil, fmt.Errorf("%w: version %d, known is %d", errVersion, v, wireVersion)
+		return nil, fmt.Errorf("%w: version %d, want %d", errVersion, v, wireVersion)
 	}
 	if b[6]|b[7] != 0 {
 		return nil, fmt.Errorf("%w: its header is longer", errFormat)
@@ -137,7 +137,7 @@ func Parse(b []byte) (*State, error) {
 	s, last, all := &State{}, byte(0), b
 	for b = b[headerLen:]; len(b) > 0; {
 		if len(b) < sectionLen {
-			return nil, fmt.Errorf("%w: cut off after section %d", errFormat, last)
+			return nil, fmt.Errorf("%w: truncated after section %d", errFormat, last)
 		}
 		kind, flags, n := b[0], b[1], binary.BigEndian.Uint32(b[4:])
 		if kind <= last || b[2]|b[3] != 0 || uint64(n) > uint64(len(b)-sectionLen) {
@@ -151,7 +151,7 @@ func Parse(b []byte) (*State, error) {
 		last, b = kind, b[end:]
 	}
 	if !s.Local.IsValid() {
-		return nil, fmt.Errorf("%w: there is no core", errFormat)
+		return nil, fmt.Errorf("%w: the core is missing", errFormat)
 	}
 	return s, s.check()
 }
