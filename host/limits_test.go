@@ -31,8 +31,8 @@ func TestHandoffConfigErrors(t *testing.T) {
 		"hlod: 1s":                             "hold",
 		"hold: 30":                             "handoff.keeper.hold",
 		"allow: [dns]":                         `"dns": want SERVICE:KIND=VALUE`,
-		"allow: [dns:name=x]":                  "processes are named by uid",
-		"allow: [dns:pidfile=run/x]":           `handoff.keeper.allow: "dns:pidfile=run/x": name the pidfile from / on`,
+		"allow: [dns:name=x]":                  "want uid, gid, user",
+		"allow: [dns:pidfile=run/x]":           `handoff.keeper.allow: "dns:pidfile=run/x": use an absolute path`,
 	} {
 		_, err := ParseConfig("weir.yaml", []byte("handoff:\n  keeper:\n    "+text+"\n"))
 		if err == nil || !strings.Contains(err.Error(), want) || !place.MatchString(err.Error()) {

@@ -111,13 +111,13 @@ func TestInheritRefuses(t *testing.T) {
 		spoil func(files []*os.File) []*os.File
 		want  string
 	}{
-		"no list":    {func(f []*os.File) []*os.File { f[0].Close(); return f[1:] }, "nothing tells of"},
+		"no list":    {func(f []*os.File) []*os.File { f[0].Close(); return f[1:] }, "no record describes"},
 		"no sockets": {func(f []*os.File) []*os.File { f[1].Close(); f[2].Close(); return f[:1] }, "its socket is missing"},
 		"version": {func(f []*os.File) []*os.File {
 			f[0].WriteAt([]byte(`{"version":9`), 0)
 			return f
 		}, "version 9"},
-		"no JSON": {func(f []*os.File) []*os.File { f[0].WriteAt([]byte("x"), 0); return f }, "list of what waits"},
+		"no JSON": {func(f []*os.File) []*os.File { f[0].WriteAt([]byte("x"), 0); return f }, "list of waiting sessions"},
 		"read behind its back": {func(f []*os.File) []*os.File {
 			for _, s := range f[1:] {
 				raw, _ := s.SyscallConn()

@@ -51,8 +51,8 @@ func (Feature) Name() string { return FeatureName }
 // Needs implements feature.Feature.
 func (Feature) Needs(Limits) []kernel.Need {
 	return []kernel.Need{
-		{Name: "pidfd_open", Since: "5.3", For: "knowing that a member has exited", Probe: probePidfd},
-		{Name: "SO_PEERPIDFD", Since: "6.5", Optional: true, For: "without it a member is known by its number when it connects", Probe: probePeerPidfd},
+		{Name: "pidfd_open", Since: "5.3", For: "detecting the exit of members", Probe: probePidfd},
+		{Name: "SO_PEERPIDFD", Since: "6.5", Optional: true, For: "identifying members; without it by their PID when they connect", Probe: probePeerPidfd},
 	}
 }
 
@@ -88,7 +88,7 @@ func (Feature) Plan(_ context.Context, st State, want Limits) (feature.Plan, err
 	none := want.same(Limits{})
 	switch {
 	case none && have != nil:
-		p.Add(feature.Step{Verb: "remove", Object: "limits of the session keeper", Detail: Limits{}.String() + " hold again",
+		p.Add(feature.Step{Verb: "remove", Object: "limits of the session keeper", Detail: Limits{}.String() + " apply again",
 			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", store.Remove(l, pinnedLimits) }})
 	case !none && (have == nil || !have.same(want)):
 		verb := "change"
@@ -99,17 +99,17 @@ func (Feature) Plan(_ context.Context, st State, want Limits) (feature.Plan, err
 			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", want.publish(l) }})
 	}
 	for _, r := range want.Allow.noUser() {
-		p.Warn("handoff.keeper.allow: %s: /etc/passwd has no such user, and nobody is a member by this rule: add the user, or name its number by uid", r)
+		p.Warn("handoff.keeper.allow: %s: /etc/passwd has no such user, so the rule matches nobody: add the user, or use its number with uid", r)
 	}
 	var before Limits
 	if have != nil {
 		before = *have
 	}
 	if a, b := before.withDefaults().Hold, want.withDefaults().Hold; b < a && len(p.Steps) > 0 {
-		p.Warn("handoff.keeper.hold %v → %v: sessions that have waited longer than that for a member are reset at once", a, b)
+		p.Warn("handoff.keeper.hold %v → %v: sessions with a longer wait for a member are reset at once", a, b)
 	}
 	if a, b := before.withDefaults().State, want.withDefaults().State; b < a && len(p.Steps) > 0 {
-		p.Warn("handoff.keeper.max_state %v → %v: members are refused larger states; a session that has a larger one keeps it", a, b)
+		p.Warn("handoff.keeper.max_state %v → %v: new states above it are rejected; existing larger ones stay", a, b)
 	}
 	return p, nil
 }
@@ -141,7 +141,7 @@ func (k *Keeper) follow(ctx context.Context, r *kernel.Root, log feature.Logger)
 				last = now
 			}
 		} else if said.Changed(FeatureName, err.Error()) {
-			log.Warn("the limits of the session keeper stay as they were", "err", err)
+			log.Warn("session keeper limits unreadable, keeping the previous ones", "err", err)
 		}
 	}
 	return nil

@@ -29,7 +29,7 @@ func (k *Keeper) forgets(ctx context.Context, m *member, msg *wire.Message) (*wi
 		case s.suspension != nil, wire.Elsewhere(s.member), wire.Moving(s.state):
 			return nil, wire.Errorf(wire.Owned, "session %d is being moved: try again", s.id)
 		case s.owner != nil && !s.owner.process.exited():
-			lives = wire.Errorf(wire.Owned, "member %s (process %d) of %s lives: stop it first, or move its sessions with weir handoff send", s.member, s.owner.process.PID, s.service.name)
+			lives = wire.Errorf(wire.Owned, "member %s (process %d) of %s is running: stop it first, or move its sessions with weir handoff send", s.member, s.owner.process.PID, s.service.name)
 		default:
 			all = append(all, s)
 		}
@@ -38,7 +38,7 @@ func (k *Keeper) forgets(ctx context.Context, m *member, msg *wire.Message) (*wi
 		return nil, lives
 	}
 	if len(all) == 0 {
-		return nil, wire.Errorf(wire.NotFound, "nothing of %s waits: weir handoff status shows what does", what)
+		return nil, wire.Errorf(wire.NotFound, "nothing of %s is waiting: see weir handoff status", what)
 	}
 	for _, s := range all {
 		k.Log.Info("socket forgotten", "service", s.service.name, "member", s.member, "kind", s.kind.String(), s.address(), "uid", m.process.UID)

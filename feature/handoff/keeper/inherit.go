@@ -105,12 +105,12 @@ func (k *Keeper) bequeath() error {
 	}
 	fd, err := unix.MemfdCreate("weir-handoff-waiting", unix.MFD_CLOEXEC)
 	if err != nil {
-		return fmt.Errorf("a memfd for what waits: %w", err)
+		return fmt.Errorf("create a memfd for waiting sessions: %w", err)
 	}
 	f := os.NewFile(uintptr(fd), "memfd")
 	defer f.Close()
 	if _, err := f.Write(text); err != nil {
-		return fmt.Errorf("a memfd for what waits: %w", err)
+		return fmt.Errorf("create a memfd for waiting sessions: %w", err)
 	}
 	fds[0] = fd
 	if err := k.Store(fds); err != nil {
@@ -119,7 +119,7 @@ func (k *Keeper) bequeath() error {
 	for _, r := range l.Sessions {
 		k.remove(k.sessions[r.ID], false)
 	}
-	k.Log.Info("what waits for a member is left to the next keeper", "sessions", len(l.Sessions))
+	k.Log.Info("waiting sessions left to the next keeper", "sessions", len(l.Sessions))
 	return nil
 }
 
@@ -146,7 +146,7 @@ func (k *Keeper) Inherit(files []*os.File) error {
 	for _, r := range l.Sessions {
 		fd, ok := sockets[r.ID]
 		if !ok {
-			errs = append(errs, fmt.Errorf("session %d of %s: its socket is missing: is the unit's FileDescriptorStoreMax= large enough?", r.ID, r.Service))
+			errs = append(errs, fmt.Errorf("session %d of %s: its socket is missing: raise FileDescriptorStoreMax= of the unit", r.ID, r.Service))
 			continue
 		}
 		if err := k.inherit(r, fd); err != nil {
@@ -157,12 +157,12 @@ func (k *Keeper) Inherit(files []*os.File) error {
 	}
 	for id, fd := range sockets {
 		if !slices.ContainsFunc(l.Sessions, func(r record) bool { return r.ID == id }) {
-			errs = append(errs, fmt.Errorf("session %d: nothing tells of it", id))
+			errs = append(errs, fmt.Errorf("session %d: no record describes it", id))
 		}
 		sock.Reset(fd)
 	}
 	if n := len(k.sessions); n > 0 {
-		k.Log.Info("what waits for a member is taken over from the keeper before", "sessions", n)
+		k.Log.Info("waiting sessions taken over from the previous keeper", "sessions", n)
 	}
 	return errors.Join(errs...)
 }
@@ -183,14 +183,14 @@ func own(f *os.File) (fd int, err error) {
 func (l *legacy) read(f *os.File) error {
 	defer f.Close()
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
-		return fmt.Errorf("the list of what waits: %w", err)
+		return fmt.Errorf("read the list of waiting sessions: %w", err)
 	}
 	if err := json.NewDecoder(f).Decode(l); err != nil {
 		l.Sessions = nil // possibly a partial result
-		return fmt.Errorf("the list of what waits: %w", err)
+		return fmt.Errorf("read the list of waiting sessions: %w", err)
 	}
 	if l.Version != inheritVersion {
-		err := fmt.Errorf("the list of what waits is of version %d, and this keeper reads %d", l.Version, inheritVersion)
+		err := fmt.Errorf("the list of waiting sessions has version %d, want %d", l.Version, inheritVersion)
 		l.Sessions = nil
 		return err
 	}

@@ -122,7 +122,7 @@ func Listen(path string) (*net.UnixListener, error) {
 	abstract := path[0] == '@'
 	if !abstract {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return nil, fmt.Errorf("the socket's directory: %w", err)
+			return nil, fmt.Errorf("create the socket's directory: %w", err)
 		}
 	}
 	if c, err := net.Dial("unixpacket", path); err == nil {
@@ -175,7 +175,7 @@ func (k *Keeper) wait(members *sync.WaitGroup) {
 	select {
 	case <-done:
 	case <-timer.C:
-		k.Log.Warn("connections of members have not ended, going on", "waited", endTime)
+		k.Log.Warn("member connections still open, exiting anyway", "waited", endTime)
 	}
 }
 
@@ -232,7 +232,7 @@ func (k *Keeper) close() {
 	defer k.mu.Unlock()
 	k.closed = true
 	if err := k.bequeath(); err != nil {
-		k.Log.Warn("what waits for a member cannot be left to the next keeper", "err", err)
+		k.Log.Warn("cannot leave waiting sessions to the next keeper", "err", err)
 	}
 	for _, s := range k.sessions {
 		k.remove(s, s.owner == nil)

@@ -77,7 +77,7 @@ func (l *Limits) Validate() []error {
 	}
 	for _, r := range l.Allow {
 		if r.Kind == "pidfile" && !filepath.IsAbs(r.Value) {
-			errs = append(errs, l.Pos.At("allow").Errorf("handoff.keeper.allow: %q: name the pidfile from / on: weir serve has a directory of its own", r))
+			errs = append(errs, l.Pos.At("allow").Errorf("handoff.keeper.allow: %q: use an absolute path: weir serve has its own working directory", r))
 		}
 	}
 	return errs
@@ -97,7 +97,7 @@ func (l *Limits) Problems() (out []Problem) {
 	}
 	w := l.withDefaults()
 	if w.Grace > w.Hold {
-		fail("grace", "%v is longer than hold, %v: sessions would be reset before another member may have them", w.Grace, w.Hold)
+		fail("grace", "%v is longer than hold, %v: sessions would be reset before another member can take them", w.Grace, w.Hold)
 	}
 	if l.Sessions < 0 || l.Sessions > maxKept {
 		fail("max_sessions", "%d: want a number from 1 to %d", l.Sessions, maxKept)
@@ -146,7 +146,7 @@ func (k *Keeper) Limit(l Limits) {
 	defer k.mu.Unlock()
 	if !slices.Equal(k.rules, l.Allow) {
 		for _, r := range noUser {
-			k.Log.Warn("no such user in /etc/passwd, nobody is a member by this rule", "allow", r.String())
+			k.Log.Warn("no such user in /etc/passwd, rule matches nobody", "allow", r.String())
 		}
 	}
 	was := k.MaxState

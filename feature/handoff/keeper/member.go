@@ -84,7 +84,7 @@ func (k *Keeper) connection(ctx context.Context, c *accept.Conn) {
 	}
 	p, err := identify(u)
 	if err != nil {
-		k.Log.Warn("turned away", "uid", c.Peer.UID, "err", err)
+		k.Log.Warn("connection rejected", "uid", c.Peer.UID, "err", err)
 		return
 	}
 	defer func() {
@@ -111,7 +111,7 @@ func (k *Keeper) connection(ctx context.Context, c *accept.Conn) {
 	c.Close()
 	release()
 	if err != nil && ctx.Err() == nil {
-		k.Log.Warn("connection ends", "service", m.serviceName(), "member", m.name, "pid", p.PID, "uid", p.UID, "err", err)
+		k.Log.Warn("member connection failed", "service", m.serviceName(), "member", m.name, "pid", p.PID, "uid", p.UID, "err", err)
 	}
 	k.releaseAll(m)
 	m.heard = err == nil
@@ -137,7 +137,7 @@ func (k *Keeper) read(ctx context.Context, m *member) error {
 		case err == io.EOF, errors.Is(err, wire.ErrEmpty):
 			return nil
 		case errors.Is(err, os.ErrDeadlineExceeded) && m.service == nil:
-			return errors.New("it did not say in time who it is")
+			return errors.New("no Hello in time")
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			// The process has exited, and a child may hold the connection open; or the keeper exits. All earlier
 			// messages still count, however long reading them takes.
@@ -151,7 +151,7 @@ func (k *Keeper) read(ctx context.Context, m *member) error {
 		}
 		if msg.Version != wire.Version {
 			wire.CloseAll(fds)
-			err := wire.Errorf(wire.BadVersion, "this keeper speaks version %d of the protocol, not %d", wire.Version, msg.Version)
+			err := wire.Errorf(wire.BadVersion, "this keeper supports version %d of the protocol, not %d", wire.Version, msg.Version)
 			m.conn.TrySend(errorMessage(&msg, err))
 			return err
 		}
@@ -226,7 +226,7 @@ func (k *Keeper) handle(ctx context.Context, m *member, msg *wire.Message, fds [
 	case msg.Type == wire.Release:
 		err = k.release(m, msg)
 	case m.service == nil:
-		err = wire.Errorf(wire.NotMember, "say hello first, with the name of a service")
+		err = wire.Errorf(wire.NotMember, "send Hello first, with the name of a service")
 	default:
 		k.mu.Lock()
 		defer k.mu.Unlock()
@@ -251,7 +251,7 @@ func (k *Keeper) reply(m *member, msg, answer *wire.Message, err error) {
 		if errors.Is(err, wire.ErrNotFound) {
 			log = k.Log.Debug // the first member of a name always gets this error
 		}
-		log("refused", "service", m.serviceName(), "member", m.name, "pid", m.process.PID, "uid", m.process.UID, "request", fmt.Sprintf("%#x", uint8(msg.Type)), "reason", err)
+		log("refused", "service", m.serviceName(), "member", m.name, "pid", m.process.PID, "uid", m.process.UID, "request", fmt.Sprintf("%#x", uint8(msg.Type)), "err", err)
 		k.post(m, outgoing{message: *errorMessage(msg, err)})
 	case msg.Seq == 0:
 	case answer != nil:
@@ -286,7 +286,7 @@ func (k *Keeper) post(m *member, o outgoing) {
 		return // sent; or the connection is broken, and its reader handles that
 	}
 	if !k.queues(m, &o.message) {
-		k.Log.Warn("does not read", "service", m.serviceName(), "member", m.name, "pid", m.process.PID, "uid", m.process.UID)
+		k.Log.Warn("member send queue full, disconnecting", "service", m.serviceName(), "member", m.name, "pid", m.process.PID, "uid", m.process.UID)
 		go m.end() // not under mu: its queue may contain descriptors
 		return
 	}
@@ -327,7 +327,7 @@ func (k *Keeper) sendNow(m *member, o outgoing) error {
 	o.message.State, o.message.Unread = s.state, s.unread
 	large, err := o.message.Spill()
 	if err != nil {
-		k.Log.Warn("a session cannot be given", "service", s.service.name, "to", m.name, "err", err)
+		k.Log.Warn("cannot send session", "service", s.service.name, "to", m.name, "err", err)
 		return wire.ErrFull // out of memory or descriptors: retry later
 	}
 	if large >= 0 {
@@ -385,7 +385,7 @@ func (m *member) disconnected() bool { return m.gone || m.conn.Ended() }
 func (k *Keeper) hello(ctx context.Context, m *member, msg *wire.Message, fds []int) ([]int, error) {
 	switch {
 	case m.service != nil:
-		return fds, wire.Errorf(wire.Malformed, "hello was said already: a connection is one member of one service")
+		return fds, wire.Errorf(wire.Malformed, "second Hello: a connection is one member of one service")
 	case !wire.ValidName(msg.Text):
 		return fds, wire.Errorf(wire.Malformed, "%q is no name for a service: use 1 to %d printable characters without spaces", msg.Text, wire.MaxName)
 	case !wire.ValidName(msg.Name):
@@ -398,7 +398,7 @@ func (k *Keeper) hello(ctx context.Context, m *member, msg *wire.Message, fds []
 		return fds, wire.Errorf(wire.NotMember, "%v", err)
 	}
 	if !m.admit() {
-		return fds, wire.Errorf(wire.NotMember, "the connection was closed to let another in")
+		return fds, wire.Errorf(wire.NotMember, "the connection was closed to admit another")
 	}
 	both := msg.Number & wire.Standby
 	if msg.Number&wire.Boards != 0 {
@@ -443,7 +443,7 @@ func (k *Keeper) authorise(ctx context.Context, service, name string, p *process
 		return nil
 	}
 	if wire.Elsewhere(name) {
-		return fmt.Errorf("user %d may not speak for another server: names that begin with @ are for root's agents", p.UID)
+		return fmt.Errorf("user %d may not use the name of another server: names with @ are for root's agents", p.UID)
 	}
 	if err := k.allow(ctx, service, name, p.Peer); err != nil {
 		return err

@@ -13,16 +13,16 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	sessionsDesc  = desc("sessions", "Sockets that are kept: owned by a member, or waiting for one.", "kind", "is")
-	membersDesc   = desc("members", "Members that are connected.")
-	stateDesc     = desc("state_bytes", "State that is kept with the sessions.")
-	keptDesc      = desc("kept_total", "Sockets that were taken into keeping.")
-	commitsDesc   = desc("commits_total", "Positions and states that were noted.")
-	movesDesc     = desc("moves_total", "Sessions that went from one member to another: by transfer, after a crash, after a leave.", "by")
-	refusalsDesc  = desc("refusals_total", "Transfers that could not be, or were not wanted.")
-	resetsDesc    = desc("resets_total", "Sessions that were reset: nobody came in time, bytes were not committed, the peer had closed.", "reason")
-	overLimitDesc = desc("over_limit_total", "Sockets and states that were too many or too large.")
-	strangersDesc = prometheus.NewDesc("weir_handoff_refused_processes_total", "Processes that said hello and are no members.", nil, nil)
+	sessionsDesc  = desc("sessions", "Kept sockets, owned by a member or waiting for one.", "kind", "is")
+	membersDesc   = desc("members", "Connected members.")
+	stateDesc     = desc("state_bytes", "State kept with the sessions.")
+	keptDesc      = desc("kept_total", "Sockets accepted by the keeper.")
+	commitsDesc   = desc("commits_total", "Commits of positions and states.")
+	movesDesc     = desc("moves_total", "Sessions moved from one member to another: by transfer, after a crash, after a leave.", "by")
+	refusalsDesc  = desc("refusals_total", "Failed or rejected transfers.")
+	resetsDesc    = desc("resets_total", "Reset sessions: no member in time, uncommitted bytes, or closed by the peer.", "reason")
+	overLimitDesc = desc("over_limit_total", "Sockets and states above a limit.")
+	strangersDesc = prometheus.NewDesc("weir_handoff_refused_processes_total", "Processes rejected as members.", nil, nil)
 )
 
 // Collector returns a collector of the keeper's metrics.

@@ -85,7 +85,7 @@ func (k *Keeper) missed(v *service, now time.Time) {
 		delete(v.unanswered, m)
 		for id := range m.given {
 			s := k.sessions[id]
-			k.Log.Warn("a session was not received", "service", v.name, "member", m.name, "pid", m.process.PID, s.address())
+			k.Log.Warn("session not received", "service", v.name, "member", m.name, "pid", m.process.PID, s.address())
 			s.refusals, s.refusal = append(s.refusals, m), now
 			s.stays("it was not received")
 			switch {
@@ -110,7 +110,7 @@ func (k *Keeper) giveOn(s *session, refused string) {
 }
 
 // errGap means bytes left a session's socket without a commit.
-var errGap = errors.New("bytes were read or written that were not committed first")
+var errGap = errors.New("bytes were read or written, but not committed")
 
 // whole returns an error if a session cannot continue from its committed state. Data read after the last commit is
 // lost with the process.
@@ -136,7 +136,7 @@ func (k *Keeper) lose(s *session, why error) {
 		c.Closed++
 	default:
 		c.Gaps++
-		k.Log.Warn(s.ends(), "service", s.service.name, "member", s.member, s.address(), "reason", why)
+		k.Log.Warn(s.ends(), "service", s.service.name, "member", s.member, s.address(), "err", why)
 	}
 	k.remove(s, true)
 }
@@ -200,7 +200,7 @@ func (k *Keeper) expire(v *service, now time.Time) {
 	for s := range v.orphans {
 		if now.Sub(s.waits) >= k.Hold {
 			v.counts.Expired++
-			k.Log.Warn(s.ends()+": no member came for it", "service", v.name, "member", s.member, s.address(), "waited", k.Hold)
+			k.Log.Warn(s.ends()+": no member in time", "service", v.name, "member", s.member, s.address(), "waited", k.Hold)
 			k.remove(s, true)
 			continue
 		}
@@ -225,7 +225,7 @@ func (k *Keeper) reject(m *member, msg *wire.Message) error {
 		return err
 	}
 	if _, ok := m.given[s.id]; !ok {
-		return wire.Errorf(wire.NoSession, "session %d was taken already: transfer it, or drop it", s.id)
+		return wire.Errorf(wire.NoSession, "session %d was accepted already: transfer it, or drop it", s.id)
 	}
 	s.refusals, s.refusal = append(s.refusals, m), time.Now()
 	s.stays(cmp.Or(msg.Text, "no reason given"))

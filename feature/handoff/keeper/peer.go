@@ -49,12 +49,12 @@ func identify(u *net.UnixConn) (*process, error) {
 		}
 	})
 	if err = errors.Join(cerr, err); err != nil {
-		return nil, fmt.Errorf("who has connected is not to be seen (another pid namespace?): %w", err)
+		return nil, fmt.Errorf("identify the peer (is it in another PID namespace?): %w", err)
 	}
 	unix.CloseOnExec(fd)
 	if err := unix.SetNonblock(fd, true); err != nil {
 		unix.Close(fd)
-		return nil, fmt.Errorf("watching process %d: %w", cred.Pid, err)
+		return nil, fmt.Errorf("watch process %d: %w", cred.Pid, err)
 	}
 	p := &process{Peer: Peer{int(cred.Pid), cred.Uid, cred.Gid}, pidfd: os.NewFile(uintptr(fd), "pidfd")}
 	if p.start, err = pidfd.StartTime(p.PID); err != nil || p.exited() {

@@ -34,9 +34,9 @@ func ParseRule(s string) (Rule, error) {
 	case !ok || !ok2 || value == "":
 		return r, fmt.Errorf("%q: want SERVICE:KIND=VALUE, like telemetry:user=collector", s)
 	case name != "*" && !wire.ValidName(name):
-		return r, fmt.Errorf("%q: %q is no name for a service; * is every one", s, name)
+		return r, fmt.Errorf("%q: invalid service name %q; * means every service", s, name)
 	case !slices.Contains([]string{"uid", "gid", "user", "unit", "cgroup", "pidfile", "pid"}, kind):
-		return r, fmt.Errorf("%q: processes are named by uid, gid, user, unit, cgroup, pidfile or pid, not by %q", s, kind)
+		return r, fmt.Errorf("%q: want uid, gid, user, unit, cgroup, pidfile or pid, not %q", s, kind)
 	}
 	if kind == "uid" || kind == "gid" || kind == "pid" {
 		if _, err := strconv.ParseUint(value, 10, 32); err != nil {
@@ -66,7 +66,7 @@ func (rs Rules) Allow(ctx context.Context, service, _ string, p Peer) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("process %d of user %d is no member of service %q: handoff.keeper.allow in weir.yaml, or weir handoff keep --allow, makes it one: %s:uid=%d", p.PID, p.UID, service, service, p.UID)
+	return fmt.Errorf("process %d of user %d is no member of service %q: allow it with handoff.keeper.allow in weir.yaml, or weir handoff keep --allow: %s:uid=%d", p.PID, p.UID, service, service, p.UID)
 }
 
 // noUser returns the rules for users missing from /etc/passwd, the only source for a program without cgo. They match

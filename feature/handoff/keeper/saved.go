@@ -26,7 +26,7 @@ func (f Feature) Save(ctx context.Context, r *kernel.Root) ([]byte, error) {
 func (f Feature) PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) (feature.Plan, error) {
 	var was Limits
 	if err := json.Unmarshal(saved, &was); err != nil {
-		return feature.Plan{}, fmt.Errorf("the saved limits of the session keeper: %w", err)
+		return feature.Plan{}, fmt.Errorf("parse the saved limits of the session keeper: %w", err)
 	}
 	have, err := f.State(ctx, r)
 	if err != nil {

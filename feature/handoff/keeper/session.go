@@ -66,7 +66,7 @@ func (s *session) ends() string {
 // request processes a member's request. left are the unused descriptors. k.mu is held.
 func (k *Keeper) request(m *member, msg *wire.Message, fds []int) (answer *wire.Message, left []int, err error) {
 	if k.closed {
-		return nil, fds, wire.Errorf(wire.NoSession, "the keeper is ending")
+		return nil, fds, wire.Errorf(wire.NoSession, "the keeper is exiting")
 	}
 	switch msg.Type {
 	case wire.Ready:
@@ -101,7 +101,7 @@ func (k *Keeper) request(m *member, msg *wire.Message, fds []int) (answer *wire.
 			msg.Seq = 0 // answered with Give
 		}
 	default:
-		err = wire.Errorf(wire.Malformed, "there is no request of type %#x", uint8(msg.Type))
+		err = wire.Errorf(wire.Malformed, "unknown request type %#x", uint8(msg.Type))
 	}
 	return answer, fds, err
 }
@@ -129,7 +129,7 @@ func (k *Keeper) keep(m *member, msg *wire.Message, fds []int) ([]int, error) {
 	}
 	if s := k.sessions[msg.Session]; s != nil {
 		if s.owner != m && !(s.owner != nil && s.owner.disconnected() && s.owner.process.same(m.process) && s.service == m.service) {
-			return fds, wire.Errorf(wire.Owned, "session %d is member %s's", s.id, s.member)
+			return fds, wire.Errorf(wire.Owned, "session %d belongs to member %s", s.id, s.member)
 		}
 		k.assign(s, m)
 		s.waits = time.Time{}
@@ -171,7 +171,7 @@ func (k *Keeper) update(m *member, s *session, msg *wire.Message) error {
 	size := int64(len(msg.State) + len(msg.Unread))
 	if msg.Flags&wire.KeepState != 0 {
 		if s.slot != nil {
-			return wire.Errorf(wire.Malformed, "session %d commits in a slot of the board: a message says all of the state", s.id)
+			return wire.Errorf(wire.Malformed, "session %d commits in a slot of the board: send the complete state in a message", s.id)
 		}
 		size += int64(len(s.state))
 	}
@@ -269,7 +269,7 @@ func (k *Keeper) transferSuspended(m *member, s *session, msg *wire.Message) err
 	}
 	if err != nil {
 		s.stays(err.Error())
-		k.unpark(s, wire.Errorf(wire.Lost, "session %d stays where it is: %v", s.id, err))
+		k.unpark(s, wire.Errorf(wire.Lost, "session %d stays with its member: %v", s.id, err))
 		return err
 	}
 	s.from, s.crashed, s.refusals, s.reason = m, false, nil, ""
@@ -334,9 +334,9 @@ func (k *Keeper) peer(m *member, name string, now time.Time) (*member, error) {
 	case best != nil:
 		return best, nil
 	case slow != nil:
-		return nil, wire.Errorf(wire.Slow, "member %s (process %d) of %s does not answer for what it was given", slow.name, slow.process.PID, m.service.name)
+		return nil, wire.Errorf(wire.Slow, "member %s (process %d) of %s does not answer for its given sessions", slow.name, slow.process.PID, m.service.name)
 	case strange:
-		return nil, wire.Errorf(wire.NoPeer, "member %s of %s is another user's: root alone sends it sessions of user %d", name, m.service.name, m.process.UID)
+		return nil, wire.Errorf(wire.NoPeer, "member %s of %s belongs to another user: only root may send it sessions of user %d", name, m.service.name, m.process.UID)
 	case name == "":
 		return nil, wire.Errorf(wire.NoPeer, "no other member of %s is ready", m.service.name)
 	}
@@ -432,7 +432,7 @@ func socketEnds(p *process, fd int) (ends, error) {
 		return e, nil
 	}, nil)
 	if err != nil {
-		err = wire.Errorf(wire.BadSocket, "its addresses cannot be asked for: %v", err)
+		err = wire.Errorf(wire.BadSocket, "cannot read the socket's addresses: %v", err)
 	}
 	return e, err
 }

@@ -84,7 +84,7 @@ func (k *Keeper) fits(m *member, s *session, size int64) error {
 	free := k.MaxTotal - k.state - more
 	if free < 0 {
 		s.service.counts.OverLimit++
-		return wire.Errorf(wire.Limit, "all states together would have %d bytes; this keeper keeps at most %d", k.MaxTotal-free, k.MaxTotal)
+		return wire.Errorf(wire.Limit, "all states would take %d bytes; this keeper keeps at most %d: raise handoff.keeper.max_total, or --max-total", k.MaxTotal-free, k.MaxTotal)
 	}
 	for _, h := range shares(s.service, s.user) {
 		if has := k.holdings[h.shareholder].bytes; has > 0 && has+more > h.times*free {
@@ -103,7 +103,7 @@ func (k *Keeper) admits(m *member, fd int) error {
 	v, user := m.service, m.process.UID
 	if n := k.holdings[shareholder{v, int64(user)}].sockets; n >= int64(k.MaxSessions) {
 		v.counts.OverLimit++
-		return wire.Errorf(wire.Limit, "service %s has %d sessions of user %d, as many as this keeper keeps of one", v.name, n, user)
+		return wire.Errorf(wire.Limit, "service %s has %d sessions of user %d, the keeper's limit: raise handoff.keeper.max_sessions, or --max-sessions", v.name, n, user)
 	}
 	if full(fd) {
 		v.counts.OverLimit++

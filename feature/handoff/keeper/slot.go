@@ -23,7 +23,7 @@ func (k *Keeper) commits(m *member, msg *wire.Message) error {
 		return err
 	}
 	if m.board == nil {
-		return wire.Errorf(wire.Malformed, "this member has no board: Hello says so with capability %d, and brings it", wire.Boards)
+		return wire.Errorf(wire.Malformed, "this member has no board: send it with Hello, capability %d", wire.Boards)
 	}
 	in := &slot{board: m.board, index: msg.Number, commits: msg.Read, reserved: min(wire.SlotRoom, k.largest(m, s))}
 	if err := k.fits(m, s, in.reserved); err != nil {
@@ -41,7 +41,7 @@ func (k *Keeper) catchUp(s *session) error {
 	}
 	now, n, err := s.slot.board.Read(s.slot.index, s.id)
 	if err != nil {
-		return wire.Errorf(wire.Malformed, "what it has committed cannot be told: %v", err)
+		return wire.Errorf(wire.Malformed, "cannot read its commits: %v", err)
 	}
 	return k.caughtUp(s, &now, n)
 }

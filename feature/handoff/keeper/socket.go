@@ -21,7 +21,7 @@ import (
 
 // SocketFlag implements feature.SocketServer.
 func (Feature) SocketFlag() feature.SocketFlag {
-	return feature.SocketFlag{Name: "handoff-socket", Usage: "socket for members that hand over sessions", Default: wire.DefaultSocket}
+	return feature.SocketFlag{Name: "handoff-socket", Usage: "socket for members of the session keeper", Default: wire.DefaultSocket}
 }
 
 // Socket implements feature.SocketServer. It returns a keeper for the members of services.
@@ -97,7 +97,7 @@ func (s *socket) Serve(ctx context.Context, path string) error {
 func (k *Keeper) Keep(ctx context.Context, l *net.UnixListener) error {
 	files, err := Inherited()
 	if err = errors.Join(err, k.Inherit(files)); err != nil {
-		k.Log.Warn("not all that waited for a member could be taken over", "err", err)
+		k.Log.Warn("some waiting sessions could not be taken over", "err", err)
 	}
 	k.Log.Info("keeping sessions of members", "socket", l.Addr().String())
 	return k.Serve(ctx, l)
@@ -130,10 +130,10 @@ func (s *socket) allow(ctx context.Context, name, member string, p Peer) error {
 	}
 	switch {
 	case other >= 0:
-		return firm{fmt.Errorf("process %d of user %d is the member of slot %d of service %q, not of slot %d: let it take the number of its own slot as its name", p.PID, p.UID, other, name, slot)}
+		return firm{fmt.Errorf("process %d of user %d is the member of slot %d of service %q, not of slot %d: use the number of its own slot as its name", p.PID, p.UID, other, name, slot)}
 	case named:
-		return firm{fmt.Errorf("process %d of user %d is no member of service %q in slot %d: root is, and the one that weir.yaml names for the slot, by user: %d for one; processes of handoff.keeper.allow take another name",
+		return firm{fmt.Errorf("process %d of user %d is no member of service %q in slot %d: name it for the slot in weir.yaml, for example by user: %d; processes of handoff.keeper.allow need another name",
 			p.PID, p.UID, name, slot, p.UID)}
 	}
-	return fmt.Errorf("process %d of user %d is no member of service %q: root is, the members that weir.yaml names for its slots, by user: %d for one, and those of handoff.keeper.allow", p.PID, p.UID, name, p.UID)
+	return fmt.Errorf("process %d of user %d is no member of service %q: name it for a slot in weir.yaml, for example by user: %d, or in handoff.keeper.allow", p.PID, p.UID, name, p.UID)
 }

@@ -41,7 +41,7 @@ func (k *Keeper) tellAlone(v *service, now time.Time) {
 			continue
 		}
 		m.standby, m.alone = false, true
-		k.Log.Warn("no successor answers, replaced member goes on", "service", v.name, "member", m.name, "pid", m.process.PID)
+		k.Log.Warn("no successor answers, replaced member continues", "service", v.name, "member", m.name, "pid", m.process.PID)
 		k.post(m, outgoing{message: wire.Message{Type: wire.Alone, Name: m.name}})
 	}
 }

@@ -132,7 +132,7 @@ func (k *Keeper) directs(ctx context.Context, m *member, session uint64, name st
 	}
 	k.mu.Unlock()
 	if !k.may(ctx, m)(name) {
-		return wire.Errorf(wire.NotMember, "user %d directs no sessions of service %q", m.process.UID, name)
+		return wire.Errorf(wire.NotMember, "user %d may not direct sessions of service %q", m.process.UID, name)
 	}
 	return nil
 }
@@ -159,7 +159,7 @@ func (k *Keeper) ask(ctx context.Context, m *member, msg *wire.Message) (*wire.M
 		case s == nil || s.kind != wire.Stream:
 			return nil, wire.Errorf(wire.NoSession, "no session %d: weir handoff status shows them", msg.Session)
 		case s.owner == nil || s.owner.gone:
-			return nil, wire.Errorf(wire.NoSession, "session %d waits for a member itself", msg.Session)
+			return nil, wire.Errorf(wire.NoSession, "session %d is waiting for a member", msg.Session)
 		}
 		owner = s.owner
 		if err := s.directs(m.process); err != nil {

@@ -82,7 +82,7 @@ func (k *Keeper) release(m *member, msg *wire.Message) error {
 	defer k.mu.Unlock()
 	s := m.parks[msg.Session]
 	if s == nil {
-		return wire.Errorf(wire.NoSession, "session %d does not wait for this process's word", msg.Session)
+		return wire.Errorf(wire.NoSession, "session %d is not suspended by this process", msg.Session)
 	}
 	return k.letGo(s, msg.Name)
 }
@@ -91,7 +91,7 @@ func (k *Keeper) letGo(s *session, to string) error {
 	held, by := s.suspension.suspended, s.suspension.by
 	k.unpark(s, nil)
 	if !held {
-		return wire.Errorf(wire.Slow, "session %d was not let go of by its member", s.id)
+		return wire.Errorf(wire.Slow, "session %d was not released by its member", s.id)
 	}
 	back := s.from
 	if back != nil && (back.gone || !back.ready) {
@@ -145,7 +145,7 @@ func (k *Keeper) releaseAll(m *member) {
 func (k *Keeper) overdue(v *service, now time.Time) {
 	for _, s := range v.sessions {
 		if s.suspension != nil && now.Sub(s.suspension.since) > suspendTime {
-			k.Log.Warn("session has waited too long for a change of steering", "service", v.name, "member", s.member, s.address(), "waited", suspendTime)
+			k.Log.Warn("session suspension timed out", "service", v.name, "member", s.member, s.address(), "waited", suspendTime)
 			k.letGo(s, "")
 		}
 	}

@@ -51,5 +51,5 @@ func (s *session) directs(p *process) error {
 	if p.may(s.user) {
 		return nil
 	}
-	return wire.Errorf(wire.NotMember, "session %d is another user's: user %d may not direct it", s.id, p.UID)
+	return wire.Errorf(wire.NotMember, "session %d belongs to another user: user %d may not direct it", s.id, p.UID)
 }
