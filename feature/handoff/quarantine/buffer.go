@@ -80,7 +80,7 @@ func (g *Quarantine) BufferShut(f repair.Flow, e move.Epoch) (ok bool, err error
 func (g *Quarantine) Release(f repair.Flow, e move.Epoch, to State) error {
 	err := g.buffer.FlushAfter(f, func() error { return g.leaveRecord(f, e, to) })
 	if err != nil {
-		return fmt.Errorf("the quarantine for %s: %w", f, err)
+		return fmt.Errorf("quarantine of %s: %w", f, err)
 	}
 	return nil
 }

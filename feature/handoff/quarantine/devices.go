@@ -33,10 +33,10 @@ func Failures(all []instances.Record[[]string], r *kernel.Root) (out []feature.F
 		for _, d := range DeviceFaults(r, rec.Instance) {
 			remedy := feature.DeviceRemedy
 			if d.Absent {
-				remedy = "bring the interface back, with weir serve running, or take it out of handoff.backend.devices"
+				remedy = "restore the interface, with weir serve running, or remove it from handoff.backend.devices"
 			}
 			out = append(out, feature.Failure("quarantine of netns "+rec.Scope,
-				fmt.Sprintf("device %s: %s: what comes and leaves there is not held back while its session moves", d.Device, d.Reason), remedy))
+				fmt.Sprintf("device %s: %s: packets of moving sessions are not blocked there", d.Device, d.Reason), remedy))
 		}
 	}
 	return out

@@ -42,7 +42,7 @@ func (g *Quarantine) Lookup(f repair.Flow) (Entry, bool, error) {
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return Entry{}, false, nil
 	} else if err != nil {
-		return Entry{}, false, fmt.Errorf("the quarantine for %s: %w", f, err)
+		return Entry{}, false, fmt.Errorf("quarantine of %s: %w", f, err)
 	}
 	return newEntry(f, v), true, nil
 }

@@ -33,7 +33,7 @@ func Explain(r *kernel.Root, p feature.Packet) ([]feature.Verdict, error) {
 		if errors.Is(err, kernel.ErrNotExist) || errors.Is(err, netns.ErrGone) {
 			continue // gone, or damaged: the host reports it
 		} else if err != nil {
-			return nil, fmt.Errorf("the quarantine of sessions: %w", err)
+			return nil, fmt.Errorf("explain the quarantine: %w", err)
 		}
 		out = append(out, v...)
 	}
@@ -63,11 +63,11 @@ func explain(r *kernel.Root, i kernel.Instance, p feature.Packet) ([]feature.Ver
 	case attached && known:
 		e.tell(&s, bufferThere(use.Netns))
 	case attached:
-		s.Text = "no session between these ends moves, or has moved: it passes"
+		s.Text = "no session between these addresses is moving or has moved: it passes"
 	case known:
-		s.Text, s.Warning = fmt.Sprintf("it knows the session, and stands at %s, not at %s: the packet passes", strings.Join(use.Spec, ", "), p.Interface), true
+		s.Text, s.Warning = fmt.Sprintf("it has the session, and is attached to %s, not to %s: the packet passes", strings.Join(use.Spec, ", "), p.Interface), true
 		if slices.Contains(use.Spec, p.Interface) {
-			s.Text = fmt.Sprintf("it knows the session, and is not attached to %s: the packet passes; %s", p.Interface, feature.DeviceRemedy)
+			s.Text = fmt.Sprintf("it has the session, and is not attached to %s: the packet passes; %s", p.Interface, feature.DeviceRemedy)
 		}
 	default:
 		return nil, nil
@@ -128,19 +128,19 @@ func (e Entry) tell(s *feature.Verdict, buffer bool) {
 	leaves := fmt.Sprintf("the session leaves this backend (epoch %d), and nothing reaches its socket", e.Epoch)
 	switch age := time.Duration(kernel.Monotonic() - e.Since); {
 	case e.State == Quiet:
-		s.Text = fmt.Sprintf("the session arrives at this backend (epoch %d): the packet passes, and neither a reset nor an end leaves until its socket has spoken", e.Epoch)
+		s.Text = fmt.Sprintf("the session arrives at this backend (epoch %d): the packet passes; RST and FIN are blocked until its socket has sent a packet", e.Epoch)
 	case e.State == Pass:
-		s.Text = "the session was to leave, and stays: the packet passes"
+		s.Text = "the session's departure was abandoned: the packet passes"
 	case e.State == Left:
-		s.Text, s.Warning = fmt.Sprintf("the session has left for backend number %d: a SYN begins another one, and passes; every other packet is dropped, and the load balancer is told where the session is", e.To), true
+		s.Text, s.Warning = fmt.Sprintf("the session has left for backend number %d: a SYN starts a new one and passes; other packets are dropped, and reported to the load balancer", e.To), true
 	case e.State == Buffered && buffer:
 		s.Text, s.Result = leaves, "buffered at "+bufferName+": the session leaves this backend"
 	case e.State == Buffered:
-		s.Text, s.Warning, s.Result = leaves, true, "dropped: the session leaves this backend, and the agent that buffered its packets is gone: weir serve runs it"
+		s.Text, s.Warning, s.Result = leaves, true, "dropped: the session leaves this backend, and the agent with its buffered packets is gone: run weir serve"
 	case age < returnTime:
 		s.Text, s.Result = leaves, "sent back to the load balancer: the session leaves this backend"
 	default:
-		s.Text, s.Warning, s.Result = leaves+fmt.Sprintf(" for %s now: what came in the first %s went back to the load balancer", age.Round(time.Millisecond), returnTime), true,
+		s.Text, s.Warning, s.Result = leaves+fmt.Sprintf(" for %s now: packets of the first %s went back to the load balancer", age.Round(time.Millisecond), returnTime), true,
 			"dropped: the session leaves this backend"
 	}
 }

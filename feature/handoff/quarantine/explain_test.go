@@ -71,13 +71,13 @@ func (r *raw) explains() {
 			r.Error("the packet does not pass")
 		}
 	}
-	told("no session between these ends moves", "")
+	told("no session between these addresses is moving", "")
 	passes()
 	do(r.quarantine.Buffer(f, 3))
 	told("the session leaves this backend (epoch 3)", "buffered at "+bufferName+": the session leaves this backend")
 	counted(func(c Counts) uint64 { return c.Buffered })
 	do(r.quarantine.Release(f, 3, Pass))
-	told("was to leave, and stays", "")
+	told("departure was abandoned", "")
 	passes()
 	do(r.quarantine.Quiet(f, 4))
 	told("arrives at this backend (epoch 4): the packet passes", "")
@@ -94,10 +94,10 @@ func (r *raw) explains() {
 	do(r.quarantine.remember(f, 5, 7))
 	told("the session has left for backend number 7", "")
 	counted(func(c Counts) uint64 { return c.Strays })
-	if all := r.explain("w1"); len(all) != 1 || !strings.Contains(all[0].Text, "stands at w0, not at w1") {
+	if all := r.explain("w1"); len(all) != 1 || !strings.Contains(all[0].Text, "attached to w0, not to w1") {
 		r.Errorf("at another device: %+v", all)
 	}
 	r.quarantine.buffer.Close()
 	do(r.quarantine.put(f, Buffered, 6))
-	told("the session leaves this backend (epoch 6)", "dropped: the session leaves this backend, and the agent that buffered its packets is gone: weir serve runs it")
+	told("the session leaves this backend (epoch 6)", "dropped: the session leaves this backend, and the agent with its buffered packets is gone: run weir serve")
 }

@@ -49,11 +49,11 @@ func (g *Quarantine) remember(f repair.Flow, e move.Epoch, to move.Backend) erro
 	if err := g.sessions.Lookup(quarantineKey(f), &v); errors.Is(err, ebpf.ErrKeyNotExist) || err == nil && v.Epoch != uint32(e) {
 		return nil // it has returned, or belongs to a later move
 	} else if err != nil {
-		return fmt.Errorf("the quarantine for %s: %w", f, err)
+		return fmt.Errorf("quarantine of %s: %w", f, err)
 	}
 	v.What, v.Since, v.Ifindex, v.Returned = uint32(Left), 0, uint32(to), 0
 	if err := g.sessions.Update(quarantineKey(f), &v, ebpf.UpdateExist); err != nil {
-		return fmt.Errorf("the quarantine for %s: %w", f, err)
+		return fmt.Errorf("quarantine of %s: %w", f, err)
 	}
 	g.gone = append(g.gone, f)
 	for len(g.gone) > maxLeft {
@@ -82,7 +82,7 @@ func (g *Quarantine) BackTo(f repair.Flow, e move.Epoch, before Entry) error {
 	}
 	v := bpf.QuarantineQuarantineEntry{What: uint32(Left), Epoch: uint32(before.Epoch), Ifindex: uint32(before.To)}
 	if err := g.sessions.Update(quarantineKey(f), &v, ebpf.UpdateExist); err != nil {
-		return fmt.Errorf("the quarantine for %s: %w", f, err)
+		return fmt.Errorf("quarantine of %s: %w", f, err)
 	}
 	return nil
 }

@@ -134,7 +134,7 @@ func shareMaps(before *kernel.Opened, share map[string]*ebpf.Map) error {
 // openBuffer creates the buffer device, and sets its index in the programs.
 func (g *Quarantine) openBuffer(ns *netns.Handle, spec *ebpf.CollectionSpec, log *slog.Logger) (err error) {
 	if g.buffer, err = makeBuffer(ns); err != nil {
-		log.Warn("packets cannot be buffered at this backend: each session that leaves it waits for the load balancer to hold its packets", "err", err)
+		log.Warn("packet buffering unavailable, departures wait for the load balancer", "err", err)
 		return nil
 	}
 	return spec.Variables[bpf.QuarantineVarQuarantineBuffer].Set(uint32(g.buffer.Ifindex))
@@ -160,7 +160,7 @@ func (g *Quarantine) openMaps(c *kernel.Collection) (err error) {
 // putPair adds the address pair of a session, before the session itself.
 func (g *Quarantine) putPair(k *bpf.QuarantineQuarantineKey) error {
 	if err := g.pairs.Put(&bpf.QuarantineQuarantinePair{Client: k.Client, Service: k.Service}, uint8(1)); err != nil {
-		return fmt.Errorf("the quarantine for %s: %w", flowOfKey(*k), err)
+		return fmt.Errorf("quarantine of %s: %w", flowOfKey(*k), err)
 	}
 	return nil
 }
@@ -190,7 +190,7 @@ func (g *Quarantine) publish(l *kernel.WriteLock, ns *netns.Handle, c *kernel.Co
 func (g *Quarantine) attach(ns *netns.Handle, c *kernel.Collection, devices []string) (map[string]kernel.Link, error) {
 	links := map[string]kernel.Link{}
 	if len(devices) == 0 {
-		return links, errors.New("no devices: name those that clients' packets come by and answers leave by")
+		return links, errors.New("no devices: name the interfaces of clients' packets, in both directions")
 	}
 	return links, ns.Do(func() error {
 		for _, name := range devices {
@@ -291,7 +291,7 @@ func (g *Quarantine) put(f repair.Flow, what State, e move.Epoch) error {
 		return err
 	}
 	if err := g.sessions.Put(quarantineKey(f), &v); err != nil {
-		return fmt.Errorf("the quarantine for %s: %w", f, err)
+		return fmt.Errorf("quarantine of %s: %w", f, err)
 	}
 	return nil
 }
@@ -308,7 +308,7 @@ func (g *Quarantine) Lift(f repair.Flow, e move.Epoch) error {
 		return err
 	}
 	if err := g.sessions.Delete(quarantineKey(f)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("the quarantine for %s: %w", f, err)
+		return fmt.Errorf("quarantine of %s: %w", f, err)
 	}
 	return nil
 }
@@ -328,7 +328,7 @@ func (g *Quarantine) Counts() (c Counts, err error) {
 	for i, n := range []*uint64{&c.Returned, &c.Deaf, &c.Mute, &c.Spoke, &c.Buffered, &c.Strays} {
 		var each []uint64
 		if err := g.counts.Lookup(uint32(i), &each); err != nil {
-			return c, fmt.Errorf("reading the quarantine's counts: %w", err)
+			return c, fmt.Errorf("read the quarantine's counts: %w", err)
 		}
 		for _, v := range each {
 			*n += v

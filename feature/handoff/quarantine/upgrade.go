@@ -26,7 +26,7 @@ func PlanUpgrade(r *kernel.Root) (plan feature.Plan, err error) {
 	plan.Stays(unreadable)
 	for _, rec := range all {
 		if Store.Outdated(rec) {
-			plan.Add(feature.Step{Verb: "upgrade", Object: "quarantine of namespace " + rec.Scope, Detail: "programs of another weir",
+			plan.Add(feature.Step{Verb: "upgrade", Object: "quarantine of namespace " + rec.Scope, Detail: "programs of another weir version",
 				Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", upgrade(l, rec.Instance) }})
 		}
 	}
@@ -103,7 +103,7 @@ func moveLink(pins *kernel.Opened, name string, to *ebpf.Program) error {
 	}
 	defer ln.Close()
 	if err := kernel.MoveLink(ln, to); err != nil {
-		return fmt.Errorf("moving link %s to the new program: %w", name, err)
+		return fmt.Errorf("move link %s to the new program: %w", name, err)
 	}
 	return nil
 }
