@@ -116,7 +116,7 @@ func TestOneFile(t *testing.T) {
 	write(path, strings.Replace(text, "number: 1\n", "number: 5000\n", 1))
 	reload <- struct{}{}
 	reload <- struct{}{} // the first reload is over
-	if !strings.Contains(s.log.String(), "number 5000: each backend has one of its own") {
+	if !strings.Contains(s.log.String(), "number 5000: set a unique number") {
 		t.Errorf("after a wrong file: %+v\n%s", agent(), s.log)
 	}
 	nstest.Until(t, "everything runs after a wrong file", all)

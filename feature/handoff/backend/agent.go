@@ -149,7 +149,7 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		loads: map[string]map[string]uint32{}, unsaid: map[string]bool{}, says: make(chan struct{}, 1), served: make(chan struct{}, 1), owns: make(chan struct{}, 1), attended: map[*peer.Conn]bool{}, waits: map[peer.Flow]string{}, weight: o.Registration.Weight}
 	if o.Buffer && !q.Buffers() {
 		q.Close()
-		return nil, fmt.Errorf("packets are to wait here, and cannot: %w", quarantine.ErrNoBuffer)
+		return nil, fmt.Errorf("handoff.backend.buffer: %w", quarantine.ErrNoBuffer)
 	}
 	a.stats.rejected = map[string]uint64{}
 	a.known.Store(&known{})
@@ -170,15 +170,15 @@ func (o *Options) check() error {
 	}
 	o.Keeper = wire.Socket(o.Keeper)
 	if o.Name == "" || o.Number == 0 || o.TLS == nil {
-		return errors.New("a backend's agent wants its name, its number and a certificate")
+		return errors.New("a backend's agent needs a name, a number and a certificate")
 	}
 	if len(o.Services) == 0 && !o.Registration.Address.IsValid() {
-		return errors.New("no services: name those whose sessions may move, or register with the load balancer")
+		return errors.New("no services: name some, or register with the load balancer")
 	}
 	seen := map[move.Backend]string{o.Number: o.Name}
 	for _, r := range o.Peers {
 		if other, ok := seen[r.Number]; ok || r.Number == 0 || r.Name == "" || r.Name == o.Name {
-			return fmt.Errorf("backend %q, number %d: names and numbers are one backend's each, from 1 on (%q has this one)", r.Name, r.Number, other)
+			return fmt.Errorf("backend %q, number %d: names and numbers must be unique, with numbers from 1 (%q has this one)", r.Name, r.Number, other)
 		}
 		seen[r.Number] = r.Name
 	}
@@ -223,7 +223,7 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 		return // closed to admit another
 	}
 	if err != nil {
-		a.o.Log.Warn("an agent is refused", "peer", raw.Peer, "err", err)
+		a.o.Log.Warn("agent connection rejected", "peer", raw.Peer, "err", err)
 		return
 	}
 	defer c.Close()
@@ -233,7 +233,7 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	defer stop()
 	if k := a.known.Load().links[c.Peer.Number]; c.Peer.Role != peer.BackendAgent || k == nil || k.to.Name != c.Peer.Name {
-		a.o.Log.Warn("an agent is refused", "name", c.Peer.Name, "number", c.Peer.Number, "reason", "it is none of this backend's peers")
+		a.o.Log.Warn("agent connection rejected", "name", c.Peer.Name, "number", c.Peer.Number, "reason", "unknown peer")
 		return
 	}
 	c.TakeSessions()

@@ -124,17 +124,17 @@ func (a *Agent) blockedReason(s handoff.SessionReport, stuck map[string]string, 
 	case wire.Elsewhere(s.Member):
 		return stuck[s.Remote]
 	case s.PID == 0 && s.Waits > waitsLong:
-		return fmt.Sprintf("no member %s is ready to go on with it", s.Member)
+		return fmt.Sprintf("no member %s is ready for it", s.Member)
 	case s.PID == 0 || !ok:
 		return ""
 	case errors.Is(asked.err, wire.ErrUnable):
-		return fmt.Sprintf("its member (process %d) does not move sessions on request: it ends in its own time", s.PID)
+		return fmt.Sprintf("its member (process %d) does not move sessions on request: it ends by itself", s.PID)
 	case asked.err != nil:
 		return asked.err.Error()
 	case s.ReturnReason != "":
 		return s.ReturnReason
 	case now.Sub(asked.first) > drainAgain:
-		return fmt.Sprintf("its member (process %d) was asked to move it and has not let go of it", s.PID)
+		return fmt.Sprintf("its member (process %d) was asked to move it and has not released it", s.PID)
 	}
 	return ""
 }
@@ -151,7 +151,7 @@ func (a *Agent) tellBlocked(all []Blocked) {
 			continue
 		}
 		a.asked.told[b.Session] = b.Reason
-		a.o.Log.Warn("session in the way of the drain", "service", b.Service, "session", b.Session, "client", b.Client,
+		a.o.Log.Warn("session blocks the drain", "service", b.Service, "session", b.Session, "client", b.Client,
 			"address", b.Address, "member", b.Member, "pid", b.PID, "err", b.Reason)
 	}
 }

@@ -103,7 +103,7 @@ func TestDrainNames(t *testing.T) {
 	var c *net.TCPConn
 	for range 2 * drainAtOnce {
 		c, _ = deaf.has(l)
-		want[c.RemoteAddr().String()] = "has not let go of it"
+		want[c.RemoteAddr().String()] = "has not released it"
 	}
 	c, _ = s.odd(t, "still", wire.Exact).has(l)
 	want[c.RemoteAddr().String()] = "does not move sessions on request"

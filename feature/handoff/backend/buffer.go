@@ -17,7 +17,7 @@ func (a *Agent) await(s *sending) {
 	}
 	var err error
 	if s.parked, err = a.quarantine.BufferShut(s.flow, s.kept.Epoch); err != nil {
-		a.o.Log.Warn("packets may be lost: their client sends them again", "flow", s.flow, "err", err)
+		a.o.Log.Warn("cannot buffer packets, the client retransmits them", "flow", s.flow, "err", err)
 	}
 }
 
@@ -33,11 +33,11 @@ func (a *Agent) release(s *sending, stays bool) {
 		to = quarantine.Pass
 	}
 	if err := a.quarantine.Release(s.flow, s.kept.Epoch, to); err != nil {
-		a.o.Log.Warn("a session's packets are lost: its client sends them again", "flow", s.flow, "err", err)
+		a.o.Log.Warn("buffered packets lost, the client retransmits them", "flow", s.flow, "err", err)
 	}
 	time.AfterFunc(tick, func() {
 		if err := a.quarantine.Late(); err != nil {
-			a.o.Log.Warn("packets are lost: their clients send them again", "err", err)
+			a.o.Log.Warn("late packets lost, clients retransmit them", "err", err)
 		}
 	})
 }

@@ -26,7 +26,7 @@ const (
 	keptVersion    = 1
 )
 
-var errCarried = errors.New("not a session of weir's agents")
+var errCarried = errors.New("not a session encoded by a weir agent")
 
 // append appends version, replay, name, label, state, unread, and the kernel's state (repair.State). Lengths have 4
 // bytes. Numbers are in network byte order.
@@ -43,13 +43,13 @@ func (c *carried) append(b, kernelState []byte) []byte {
 func parseCarried(b []byte) (c carried, kernelState []byte, err error) {
 	r := reader{b: b}
 	if v := r.byte(); v != carriedVersion && !r.short {
-		return c, nil, fmt.Errorf("%w: version %d, and this weir reads %d: update weir here first", errCarried, v, carriedVersion)
+		return c, nil, fmt.Errorf("%w: version %d, want %d: update weir on this host first", errCarried, v, carriedVersion)
 	}
 	c.Replay = r.uint64()
 	c.Name, c.Label = string(r.field()), string(r.field())
 	c.State, c.Unread = r.field(), r.field()
 	if r.short {
-		return c, nil, fmt.Errorf("%w: it is cut off", errCarried)
+		return c, nil, fmt.Errorf("%w: it is truncated", errCarried)
 	}
 	return c, r.b, nil
 }
@@ -85,7 +85,7 @@ func parseKept(b []byte) (k kept, err error) {
 	}
 	r := reader{b: b[len(wire.MoveMagic):]}
 	if v := r.byte(); v != keptVersion && !r.short {
-		return k, fmt.Errorf("%w: it was kept in version %d, and this weir reads %d", errCarried, v, keptVersion)
+		return k, fmt.Errorf("%w: kept in version %d, want %d", errCarried, v, keptVersion)
 	}
 	k.Receiving, k.ReuseAddr = r.byte() == 1, r.byte() == 1
 	k.Epoch, k.Other = move.Epoch(r.uint32()), move.Backend(r.uint16())
@@ -95,7 +95,7 @@ func parseKept(b []byte) (k kept, err error) {
 		k.Nonce = move.Nonce(put)
 	}
 	if r.short {
-		return k, fmt.Errorf("%w: it is cut off", errCarried)
+		return k, fmt.Errorf("%w: it is truncated", errCarried)
 	}
 	k.Carried, k.Kernel, err = parseCarried(r.b)
 	return k, err

@@ -50,36 +50,36 @@ func (c *Config) Validate() (errs []error) {
 	}
 	fail := func(format string, a ...any) { errs = append(errs, c.Errorf("handoff.backend: "+format, a...)) }
 	if c.Name == "" {
-		fail("name: say what this backend is called, as in its certificate")
+		fail("name: set this backend's name, as in its certificate")
 	}
 	if c.Number < 1 || c.Number > maxNumber {
-		fail("number %d: each backend has one of its own, from 1 to %d", c.Number, maxNumber)
+		fail("number %d: set a unique number from 1 to %d", c.Number, maxNumber)
 	}
 	if !c.Address.IsValid() {
-		fail("address: say where the load balancer reaches this backend, like 192.0.2.11")
+		fail("address: set this backend's address for the load balancer, like 192.0.2.11")
 	}
 	if a := c.Address.Unmap(); c.Address.IsValid() && (a.IsUnspecified() || a.IsLoopback() || a.IsMulticast()) {
-		fail("address %s: say where the load balancer reaches this backend, like 192.0.2.11", a)
+		fail("address %s: set this backend's address for the load balancer, like 192.0.2.11", a)
 	}
 	if c.Weight != nil && *c.Weight < 0 {
-		fail("weight %d: take 0 or more", *c.Weight)
+		fail("weight %d: want 0 or more", *c.Weight)
 	}
 	if backend, _, err := net.SplitHostPort(cmp.Or(c.Advertise, c.Listen)); err != nil {
-		fail("listen %q: say where other backends' agents connect to, like 192.0.2.11:7947", cmp.Or(c.Advertise, c.Listen))
+		fail("listen %q: set the address for other backends' agents, like 192.0.2.11:7947", cmp.Or(c.Advertise, c.Listen))
 	} else if a, err := netip.ParseAddr(backend); backend == "" || err == nil && a.IsUnspecified() {
-		fail("listen %q is every address: say with advertise which of them others are to use", c.Listen)
+		fail("listen %q is a wildcard address: set advertise to the address for other backends", c.Listen)
 	}
 	if c.TLS.Certificate == "" || c.TLS.Key == "" || c.TLS.CA == "" {
-		fail("tls: name the files of certificate, key and ca: agents speak with nobody else")
+		fail("tls: set the files of certificate, key and ca: agents require mutual TLS")
 	}
 	if _, _, err := net.SplitHostPort(c.LB.Address); err != nil {
-		fail("lb: address %q: say where its agent listens, like 192.0.2.1:7946", c.LB.Address)
+		fail("lb: address %q: set the address of its agent, like 192.0.2.1:7946", c.LB.Address)
 	}
 	if c.LB.Name != "" && len(c.LB.Names) > 0 || slices.Contains(c.LB.Names, "") {
-		fail("lb: say either name, or names, like [lb-a, lb-b], for an address that may lead to each of them")
+		fail("lb: set either name, or names, like [lb-a, lb-b], for an address shared by load balancers")
 	}
 	if len(c.Devices) == 0 {
-		fail("devices: name the interfaces that the services' packets come by, and answers leave by")
+		fail("devices: name the interfaces of the services' packets, in both directions")
 	}
 	for i, d := range c.Devices {
 		if slices.Contains(c.Devices[:i], d) {
@@ -87,10 +87,10 @@ func (c *Config) Validate() (errs []error) {
 		}
 	}
 	if c.Timeout < 0 || c.Timeout > 0 && c.Timeout < 10*time.Millisecond {
-		fail("timeout %s: take 10 ms or more, and less than buffer_timeout of the load balancer", c.Timeout)
+		fail("timeout %s: want 10 ms or more, and less than buffer_timeout of the load balancer", c.Timeout)
 	}
 	if c.MaxQueues < 0 {
-		fail("max_queues %d: take bytes", c.MaxQueues)
+		fail("max_queues %d: want a number of bytes", c.MaxQueues)
 	}
 	return errs
 }

@@ -34,7 +34,7 @@ func (a *Agent) untrack(f repair.Flow) {
 		return errors.Join(errs...)
 	})
 	if err != nil {
-		a.o.Log.Warn("conntrack keeps a session's entry, and may take its packets for invalid", "flow", f, "err", err)
+		a.o.Log.Warn("cannot delete a session's conntrack entry, its packets may become invalid", "flow", f, "err", err)
 	}
 }
 

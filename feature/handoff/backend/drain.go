@@ -58,7 +58,7 @@ func (a *Agent) drain(ctx context.Context, how Draining, progress func(Drained))
 			return err
 		}
 	} else if !again {
-		return errors.New("the load balancer is not connected: sessions cannot move, and new ones keep coming")
+		return errors.New("the load balancer is not connected: sessions cannot move, and new ones still arrive")
 	}
 	if again {
 		return nil
@@ -73,7 +73,7 @@ func (a *Agent) drain(ctx context.Context, how Draining, progress func(Drained))
 			return err
 		}
 		if !out && d.Left == 0 {
-			d.Reason = "the load balancer has not said yet that new sessions go elsewhere"
+			d.Reason = "the load balancer has not yet confirmed the drain"
 		}
 		progress(d)
 		stays := d.Immobile + d.Others
@@ -83,9 +83,9 @@ func (a *Agent) drain(ctx context.Context, how Draining, progress func(Drained))
 		select {
 		case <-ctx.Done():
 			if !out {
-				return fmt.Errorf("new sessions may still come, and %d are left: %w", d.Left, ctx.Err())
+				return fmt.Errorf("new sessions may still arrive, and %d remain: %w", d.Left, ctx.Err())
 			}
-			return fmt.Errorf("%d sessions are left: %w", d.Left+stays, ctx.Err())
+			return fmt.Errorf("%d sessions remain: %w", d.Left+stays, ctx.Err())
 		case <-time.After(drainEvery):
 		}
 	}
@@ -99,7 +99,7 @@ func (a *Agent) outOfShare() (bool, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.unwanted != "" {
-		return false, fmt.Errorf("the load balancer refuses this backend: %s", a.unwanted)
+		return false, fmt.Errorf("the load balancer rejects this backend: %s", a.unwanted)
 	}
 	return a.share == 0, nil
 }
@@ -196,7 +196,7 @@ func (a *Agent) others(r handoff.Report) (n int, unnamed map[string]int, err err
 	return n, unnamed, nil
 }
 
-var errNoServer = errors.New("no other backend is connected that has a member for it")
+var errNoServer = errors.New("no connected backend has a member for it")
 
 // askToMove requests a session's member to move it to another backend.
 func (a *Agent) askToMove(ctx context.Context, v handoff.ServiceReport, s handoff.SessionReport) error {

@@ -42,12 +42,12 @@ func examineTracking(object string) (out []feature.Finding) {
 		return nil // no conntrack
 	}
 	if strings.TrimSpace(string(loose)) == "0" {
-		out = append(out, feature.Finding{Object: object, Text: "nf_conntrack_tcp_loose is 0: packets of sessions that have moved here are invalid to conntrack, and rules that drop such packets (ct state invalid) end the sessions",
+		out = append(out, feature.Finding{Object: object, Text: "nf_conntrack_tcp_loose is 0: conntrack marks packets of arrived sessions invalid, and rules dropping them (ct state invalid) end the sessions",
 			Remedy: "sysctl net.netfilter.nf_conntrack_tcp_loose=1, or a notrack rule for the services' addresses"})
 	}
 	nobody := netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
 	if errors.Is(conntrack.Delete(nobody, nobody, 0), conntrack.ErrNone) {
-		out = append(out, feature.Finding{Object: object, Text: "this kernel has conntrack and not ctnetlink: a session that comes back finds its old entry, and its packets may be invalid to it",
+		out = append(out, feature.Finding{Object: object, Text: "this kernel has conntrack without ctnetlink: a returning session meets its old entry, and its packets may become invalid",
 			Remedy: "modprobe nf_conntrack_netlink, or sysctl net.netfilter.nf_conntrack_tcp_be_liberal=1"})
 	}
 	return out
@@ -57,11 +57,11 @@ func examineTracking(object string) (out []feature.Finding) {
 func examineAgent(object string, s Status) (out []feature.Finding) {
 	switch {
 	case s.LBRejects != "":
-		out = append(out, feature.Finding{Object: object, Text: "the load balancer refuses it, and gives it no new flows: " + s.LBRejects,
-			Remedy: "fix the reason: the agent registers again by itself"})
+		out = append(out, feature.Finding{Object: object, Text: "the load balancer rejects it, and sends it no new flows: " + s.LBRejects,
+			Remedy: "fix the cause: the agent registers again by itself"})
 	case !s.LB:
-		out = append(out, feature.Finding{Object: object, Text: "its agent is not connected with a load balancer: no session can move, and no new flows come but where the load balancer checks the backend itself",
-			Remedy: "look whether weir serve runs there, at handoff.backend.lb, and at the log of weir serve here"})
+		out = append(out, feature.Finding{Object: object, Text: "its agent is not connected to a load balancer: no session can move, and new flows arrive only if the load balancer checks the backend itself",
+			Remedy: "check weir serve there, handoff.backend.lb, and the log of weir serve here"})
 	}
 	if !s.Keeper {
 		out = append(out, feature.Finding{Object: object, Text: "the keeper does not answer its agent: no session can move",

@@ -54,9 +54,9 @@ func TestExamineAgent(t *testing.T) {
 		says []string
 	}{
 		{Status{LB: true, Keeper: true}, nil},
-		{Status{LB: true, Keeper: true, LBRejects: "number 1 is backend h1's"}, []string{"refuses it, and gives it no new flows: number 1 is backend h1's"}},
-		{Status{Keeper: true}, []string{"not connected with a load balancer"}},
-		{Status{}, []string{"not connected with a load balancer", "the keeper does not answer"}},
+		{Status{LB: true, Keeper: true, LBRejects: "number 1 is backend h1's"}, []string{"rejects it, and sends it no new flows: number 1 is backend h1's"}},
+		{Status{Keeper: true}, []string{"not connected to a load balancer"}},
+		{Status{}, []string{"not connected to a load balancer", "the keeper does not answer"}},
 	} {
 		got := examineAgent("backend b", c.s)
 		if len(got) != len(c.says) {

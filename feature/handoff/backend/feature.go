@@ -93,7 +93,7 @@ func listens(c *Config) feature.Listen {
 // Needs implements feature.Feature. The needs are optional if the file has no backend.
 func (Feature) Needs(c Config) []kernel.Need {
 	tcx := kernel.TCXLink
-	tcx.For = "backends whose sessions move to other backends (handoff.backend in weir.yaml); without it they do with tc filters"
+	tcx.For = "a backend (handoff.backend in weir.yaml); without it, tc filters are used"
 	needs := []kernel.Need{tcx}
 	for _, n := range repair.Needs() {
 		n.Optional = n.Optional || !c.declared()
@@ -104,7 +104,7 @@ func (Feature) Needs(c Config) []kernel.Need {
 
 // Rights implements feature.Privileged.
 func (Feature) Rights() []feature.Right {
-	return []feature.Right{{Capability: unix.CAP_NET_RAW, For: "packets that wait, the tail of a moved session"}}
+	return []feature.Right{{Capability: unix.CAP_NET_RAW, For: "packet buffering, retransmission after a move"}}
 }
 
 // State implements feature.Feature.
@@ -183,7 +183,7 @@ func (c *Config) ready(p *feature.Plan) error {
 	}
 	for _, d := range c.Devices {
 		if _, err := net.InterfaceByName(d); err != nil {
-			p.Warn("handoff.backend: there is no interface %s: the backend begins when it comes", d)
+			p.Warn("handoff.backend: interface %s is missing: the backend starts once it exists", d)
 		}
 	}
 	return nil
@@ -203,7 +203,7 @@ func (s State) loopback(p *feature.Plan, c *Config) {
 
 const (
 	loopback     = "lo"
-	loopbackText = "nothing of the load balancer comes by the loopback, and sessions of this host's own clients do not move: leave it out"
+	loopbackText = "the load balancer's packets do not use the loopback, and sessions of local clients do not move: remove it"
 )
 
 // listens warns about an unusable listen address: no agent could connect there.
@@ -307,7 +307,7 @@ func (Feature) Save(_ context.Context, r *kernel.Root) ([]byte, error) {
 func (f Feature) PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) (feature.Plan, error) {
 	var was Config
 	if err := json.Unmarshal(saved, &was); err != nil {
-		return feature.Plan{}, fmt.Errorf("the saved backend: %w", err)
+		return feature.Plan{}, fmt.Errorf("parse the saved backend: %w", err)
 	}
 	have, err := f.State(ctx, r)
 	if err != nil {
@@ -359,12 +359,12 @@ func (f Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding
 	s, aerr := StatusHere(ctx)
 	if aerr != nil {
 		out = append(out, feature.Finding{Object: object, Text: "its agent does not answer, no session can move: " + aerr.Error(),
-			Remedy: "run weir serve, or weir serve --only backend, in this network namespace; its log says why the agent does not start"})
+			Remedy: "run weir serve, or weir serve --only backend, in this network namespace; its log has the reason if the agent does not start"})
 	} else {
 		out = append(out, examineAgent(object, s)...)
 	}
 	if c := s.Certificate; c != nil && c.Problem != "" {
-		out = append(out, feature.Finding{Object: object, Text: "the new certificate is refused, the former one stays in use: " + c.Problem, Remedy: "fix the files of handoff.backend.tls"})
+		out = append(out, feature.Finding{Object: object, Text: "the new certificate is rejected, the previous one stays in use: " + c.Problem, Remedy: "fix the files of handoff.backend.tls"})
 	} else if c != nil && time.Until(c.NotAfter) < certificateNear {
 		out = append(out, feature.Finding{Object: object, Text: "the certificate expires at " + c.NotAfter.UTC().Format(time.RFC3339), Remedy: "replace the files of handoff.backend.tls"})
 	}

@@ -59,7 +59,7 @@ func (a *Agent) handInAgain(r *receiving, turn int) {
 		}
 		return r.keep()
 	}, fd) {
-		a.o.Log.Info("a session ended before a member had it", "flow", r.flow)
+		a.o.Log.Info("session ended before a member accepted it", "flow", r.flow)
 	}
 	unix.Close(fd)
 	r.mu.Lock()

@@ -129,7 +129,7 @@ func (p *keeperClient) serve(ctx context.Context, c *wire.Conn) {
 		case m.Seq != 0:
 			p.answer(m.Seq, m.Err())
 		case m.Type == wire.Error:
-			p.a.o.Log.Warn("the keeper refuses", "service", p.service, "session", m.Session, "reason", m.Err())
+			p.a.o.Log.Warn("keeper rejected a request", "service", p.service, "session", m.Session, "err", m.Err())
 		}
 		wire.CloseAll(fds)
 	}
@@ -167,7 +167,7 @@ func clone(b []byte) []byte {
 	return append([]byte{}, b...)
 }
 
-var errNoKeeper = errors.New("the keeper has gone")
+var errNoKeeper = errors.New("the keeper is gone")
 
 // answer delivers an answer to its caller; a second one is ignored.
 func (p *keeperClient) answer(seq uint32, err error) {

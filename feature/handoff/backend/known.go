@@ -157,7 +157,7 @@ func (a *Agent) told(p peer.Peers) {
 		if !news {
 			return
 		}
-		a.o.Log.Error("the load balancer refuses this backend", "reason", p.Rejected)
+		a.o.Log.Error("load balancer rejects this backend", "reason", p.Rejected)
 		return
 	}
 	var peers []Remote
@@ -173,7 +173,7 @@ func (a *Agent) told(p peer.Peers) {
 			services = append(services, Service{Name: s.Name, ID: s.ID, Listen: s.Listen})
 		}
 	}
-	a.o.Log.Info("told of others", "backends", len(peers), "services", len(services))
+	a.o.Log.Info("backends and services received", "backends", len(peers), "services", len(services))
 	a.learn(peers, services)
 	a.toldServices(p)
 }

@@ -19,7 +19,7 @@ func (a *Agent) hearStrays() {
 			err = a.tellWhere(f)
 		}
 		if err != nil {
-			a.o.Log.Warn("the load balancer does not hear where a session is", "err", err)
+			a.o.Log.Warn("cannot report a departed session to the load balancer", "err", err)
 		}
 	}
 }

@@ -31,7 +31,7 @@ type link struct {
 
 var (
 	errNoLink = errors.New("not connected")
-	errEnds   = errors.New("it ends each connection at once: the log there says why")
+	errEnds   = errors.New("it closes each connection at once: see its log")
 )
 
 func (k *link) conn() *peer.Conn { return k.c.Load() }
@@ -54,7 +54,7 @@ func (k *link) run(ctx context.Context) {
 		}
 		if err != nil && pause == linkLast && !warned {
 			warned = true
-			k.a.o.Log.Warn("an agent is not there", "name", k.to.Name, "address", k.to.Address, "err", err)
+			k.a.o.Log.Warn("cannot connect to an agent", "name", k.to.Name, "address", k.to.Address, "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -71,7 +71,7 @@ func (k *link) dial(ctx context.Context) (c *peer.Conn, err error) {
 	}
 	c, err = peer.DialAny(ctx, k.to.Address, names, k.a.o.TLS, k.hello())
 	if err == nil && c.Peer.Number != k.to.Number {
-		err = fmt.Errorf("it has number %d, and not %d", c.Peer.Number, k.to.Number)
+		err = fmt.Errorf("it has number %d, want %d", c.Peer.Number, k.to.Number)
 		c.Close()
 	}
 	return c, err
@@ -115,7 +115,7 @@ func (k *link) probe(c *peer.Conn, ended <-chan struct{}) {
 		case <-t.C:
 		}
 		if c.Unanswered() >= maxMissed {
-			k.a.o.Log.Warn("an agent says nothing", "name", k.to.Name, "address", k.to.Address)
+			k.a.o.Log.Warn("agent does not answer, disconnecting", "name", k.to.Name, "address", k.to.Address)
 			c.Close()
 			return
 		}

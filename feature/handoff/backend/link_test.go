@@ -56,7 +56,7 @@ func TestRefusedLinkPauses(t *testing.T) {
 	k := &link{a: a, to: Remote{Name: "lb", Address: l.Addr().String()}, hello: func() peer.Hello { return peer.Hello{Number: 1, Instance: 5, Name: "own"} },
 		changed: func(*link) {}}
 	go k.run(t.Context())
-	if line := <-log; !strings.Contains(line, "an agent is not there") || !strings.Contains(line, "ends each connection at once") {
+	if line := <-log; !strings.Contains(line, "cannot connect to an agent") || !strings.Contains(line, "closes each connection at once") {
 		t.Errorf("the log says %q", line)
 	}
 	if n := came.Load(); n > 12 { // 20 ms, doubled each time up to 1 s

@@ -24,10 +24,10 @@ func addOutages(ctx context.Context, p *feature.Plan, scope, change string) {
 		return // no agent answers: the load balancer knows
 	}
 	if n := s.Sending + s.Receiving; n > 0 {
-		p.Outage("handoff.backend: backend %s %s, and %d sessions that are on their way may end: weir handoff backend status tells of them", s.Backend, change, n)
+		p.Outage("handoff.backend: backend %s %s, and %d sessions under way may end: see weir handoff backend status", s.Backend, change, n)
 	}
 	if s.LB && !s.Draining {
-		p.Outage("handoff.backend: backend %s %s, and its load balancer gives it no new flows then, and moves no session of it: weir handoff drain first", s.Backend, change)
+		p.Outage("handoff.backend: backend %s %s, and its load balancer then sends it no new flows and moves none of its sessions: run weir handoff drain first", s.Backend, change)
 	}
 }
 
@@ -53,7 +53,7 @@ func (s State) outages(ctx context.Context, p *feature.Plan, want *Config) error
 	change := ""
 	switch {
 	case s.Spec.Name != want.Name:
-		change = "is called " + want.Name
+		change = "is renamed to " + want.Name
 	case s.Spec.Number != want.Number:
 		change = fmt.Sprintf("gets number %d in place of %d", want.Number, s.Spec.Number)
 	}
@@ -64,7 +64,7 @@ func (s State) outages(ctx context.Context, p *feature.Plan, want *Config) error
 	}
 	for _, d := range want.Devices {
 		if _, err := net.InterfaceByName(d); err != nil && change == "" {
-			change = "has no agent until interface " + d + " comes"
+			change = "has no agent until interface " + d + " exists"
 		}
 	}
 	if change == "" {

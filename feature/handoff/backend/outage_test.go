@@ -73,7 +73,7 @@ services:
 	renumbered := changed(func(c *Config) { c.Number = 7 })
 	misspelt := changed(func(c *Config) { c.Devices = []string{"w9"} })
 	elsewhere := changed(func(c *Config) { c.LB.Address = "127.0.0.1:9" })
-	const noFlows = "its load balancer gives it no new flows"
+	const noFlows = "its load balancer then sends it no new flows"
 	for name, p := range map[string]feature.Plan{"a file without it": plan(without), "the short command": plan(short), "another number": plan(renumbered), "an absent device": plan(misspelt), "an lb.address without an answer": plan(elsewhere)} {
 		if len(p.Steps) != 1 || !strings.Contains(strings.Join(p.Outages, "\n"), noFlows) {
 			t.Errorf("%s: steps %v, outages %q", name, p.Steps, p.Outages)
@@ -86,7 +86,7 @@ services:
 		t.Errorf("an absent listen: steps %v, outages %q", p.Steps, p.Outages)
 	}
 	looped := changed(func(c *Config) { c.Devices = []string{"w0", "lo"} })
-	if p := plan(looped); len(p.Steps) != 1 || len(p.Outages) != 1 || !strings.Contains(p.Outages[0], `devices: "lo": nothing of the load balancer comes by the loopback`) {
+	if p := plan(looped); len(p.Steps) != 1 || len(p.Outages) != 1 || !strings.Contains(p.Outages[0], `devices: "lo": the load balancer's packets do not use the loopback`) {
 		t.Errorf("the loopback: steps %v, outages %q", p.Steps, p.Outages)
 	}
 	if p := plan(func(ctx context.Context, _ *kernel.Root, have State) (feature.Plan, error) {

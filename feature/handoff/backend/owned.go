@@ -89,7 +89,7 @@ func (a *Agent) reportOwned(ctx context.Context) {
 		if c := a.lb.conn(); c != nil {
 			records, err := a.ownedNow()
 			if err != nil {
-				a.o.Log.Warn("the load balancer does not hear of this backend's sessions", "err", err)
+				a.o.Log.Warn("cannot report sessions to the load balancer", "err", err)
 				next = ownedAgain
 			} else {
 				_ = c.TellFlows(records, true) // a failed connection closes itself; the next one gets a new report

@@ -58,7 +58,7 @@ func (a *Agent) startReceive(c *peer.Conn, f peer.Frame) {
 	a.o.Step(stepState)
 	flow, home := a.known.Load().findFlow(f.Flow)
 	if home == nil {
-		a.refused("arrival", fmt.Errorf("service %d is none of this backend's", f.Flow.Service))
+		a.refused("arrival", fmt.Errorf("unknown service %d", f.Flow.Service))
 		_ = c.Send(peer.Frame{Flow: f.Flow, Instance: c.Peer.Instance,
 			Message: move.Message{Kind: move.Failed, From: move.AtDestination, To: move.AtSource, Epoch: f.Message.Epoch}})
 		return
@@ -163,7 +163,7 @@ func (a *Agent) build(r *receiving) error {
 		return err
 	}
 	if got := state.Flow(); got != r.flow {
-		return fmt.Errorf("%w: it is %s, and was said to be %s", errCarried, got, r.flow)
+		return fmt.Errorf("%w: it is %s, want %s", errCarried, got, r.flow)
 	}
 	r.c, r.state = c, state
 	// Before anything exists that could cause an RST.
@@ -231,7 +231,7 @@ func (a *Agent) start(r *receiving) error {
 		return err
 	}
 	for _, lost := range b.Lost {
-		a.o.Log.Info("a session goes on without", "flow", r.flow, "lost", lost)
+		a.o.Log.Info("session continues without a feature", "flow", r.flow, "lost", lost)
 	}
 	return nil
 }
@@ -266,7 +266,7 @@ func (a *Agent) keepArrival(r *receiving) error {
 	if most := r.home.maxBytes(); most == 0 {
 		err = errNoKeeper
 	} else if n := len(c.State) + len(r.c.Unread); n > most {
-		err = fmt.Errorf("%w: %d bytes of state and of what was not read; the keeper keeps at most %d", wire.ErrLimit, n, most)
+		err = fmt.Errorf("%w: %d bytes of state and unread data; the keeper keeps at most %d", wire.ErrLimit, n, most)
 	} else {
 		err = r.home.post(r.keep(), fd) // accepted: the keeper has no further condition
 	}
@@ -302,12 +302,12 @@ func (a *Agent) discard(r *receiving) {
 		r.built = nil
 	case r.delivered: // its member sees an aborted connection; the quarantine blocks the RST
 		if err := a.inside(func() error { return destroy(r.flow) }); err != nil {
-			a.o.Log.Error("a session that is another backend's stays", "flow", r.flow, "err", err)
+			a.o.Log.Error("cannot close the copy of a moved session", "flow", r.flow, "err", err)
 		}
 	}
 	if r.fd >= 0 {
 		if err := repair.Freeze(r.fd); err != nil {
-			a.o.Log.Warn("a session that is another backend's ends with a reset", "flow", r.flow, "err", err)
+			a.o.Log.Warn("copy of a moved session ends with a reset", "flow", r.flow, "err", err)
 		}
 		_ = r.home.post(&wire.Message{Type: wire.Drop, Session: r.session})
 		unix.Close(r.fd)

@@ -30,7 +30,7 @@ func (a *Agent) resumeDeparture(s *sending, m wire.Message) {
 	s.kept = k
 	frozen, err := repair.Frozen(s.fd)
 	s.src = move.Resumed(k.Epoch, k.Nonce, frozen || err != nil)
-	a.o.Log.Info("a move is resumed", "flow", s.flow, "epoch", k.Epoch, "stopped", s.src.Sent)
+	a.o.Log.Info("departure resumed", "flow", s.flow, "epoch", k.Epoch, "stopped", s.src.Sent)
 	a.executeSend(s, s.src.Retry())
 }
 
@@ -76,7 +76,7 @@ func (a *Agent) resumeArrival(p *keeperClient, m wire.Message, fd int) {
 		a.discard(r)
 		return
 	}
-	a.o.Log.Info("an arrival is resumed", "flow", r.flow, "epoch", k.Epoch)
+	a.o.Log.Info("arrival resumed", "flow", r.flow, "epoch", k.Epoch)
 	if r.dst.Phase == move.Active {
 		a.deliver(r)
 		return
@@ -111,7 +111,7 @@ func (a *Agent) adopt(r *receiving, fd int) error {
 func (a *Agent) orphans() {
 	entries, err := a.quarantine.Entries()
 	if err != nil {
-		a.o.Log.Warn("the quarantine cannot be read", "err", err)
+		a.o.Log.Warn("cannot read the quarantine", "err", err)
 		return
 	}
 	know := a.known.Load()
@@ -178,7 +178,7 @@ func (a *Agent) openForNobody(id peer.Flow, e quarantine.Entry) {
 			}
 		}
 		if err != nil {
-			a.o.Log.Warn("a session's packets do not pass", "flow", e.Flow, "err", err)
+			a.o.Log.Warn("packets of a session stay blocked", "flow", e.Flow, "err", err)
 		}
 	}
 }

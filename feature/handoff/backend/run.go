@@ -29,7 +29,7 @@ import (
 // start runs the agent of a backend in the process's network namespace, until ctx is done. The quarantine stays.
 func start(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) error {
 	return feature.RunAnew(ctx, func() error { return run(ctx, root, c, log) },
-		func(reason error) { log.Info("backend agent begins anew", "name", c.Name, "reason", reason) })
+		func(reason error) { log.Info("backend agent restarts", "name", c.Name, "reason", reason) })
 }
 
 // run is start until a device is recreated.
@@ -41,11 +41,11 @@ func run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) er
 	o.Root, o.Log = root, log
 	l, err := accept.TCPAhead(ctx, log, c.Listen)
 	if err != nil {
-		return fmt.Errorf("where other backends' agents connect to: %w", err)
+		return fmt.Errorf("listen for other backends' agents: %w", err)
 	}
 	defer l.Close()
 	if slices.Contains(c.Devices, loopback) {
-		log.Warn("devices have the loopback", "device", loopback, "reason", loopbackText)
+		log.Warn("devices include the loopback", "device", loopback, "reason", loopbackText)
 	}
 	if lacks := listens(c).Lacks(); lacks != "" {
 		log.Warn("listening ahead of the address", "listen", c.Listen, "reason", lacks)
@@ -95,7 +95,7 @@ func (a *Agent) controls() http.Handler {
 }
 
 // errNoAgent means no backend agent answers in this network namespace.
-var errNoAgent = errors.New("no backend agent answers: does weir serve run in this network namespace, with handoff.backend in its file?")
+var errNoAgent = errors.New("no backend agent answers: run weir serve in this network namespace, with handoff.backend in its file")
 
 func request(ctx context.Context, method, path string) (*http.Response, error) {
 	ns, err := netns.Current()

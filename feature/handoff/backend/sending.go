@@ -82,7 +82,7 @@ func (a *Agent) admit(s *sending, m wire.Message) error {
 		return err // from an agent of another version
 	}
 	if wire.Kind(m.Number) != wire.Stream {
-		return fmt.Errorf("a %s stays on its backend", wire.Kind(m.Number))
+		return fmt.Errorf("a %s cannot move", wire.Kind(m.Number))
 	}
 	if !sock.Lock(s.fd) {
 		return errors.New("a member has taken it back")
@@ -91,7 +91,7 @@ func (a *Agent) admit(s *sending, m wire.Message) error {
 	know := a.known.Load()
 	service, ok := know.serviceAt(local)
 	if !ok || service.Name != s.by.service {
-		return fmt.Errorf("the session is at %s, and %s is at %s", local, s.by.service, know.addresses(s.by.service))
+		return fmt.Errorf("the session is at %s, but service %s is at %s", local, s.by.service, know.addresses(s.by.service))
 	}
 	s.flow = repair.Flow{Local: local, Remote: remote}
 	s.id = peer.Flow{Service: service.ID, Client: remote}
@@ -100,7 +100,7 @@ func (a *Agent) admit(s *sending, m wire.Message) error {
 		return err
 	}
 	if wire.Before(m.Read, at.Read) {
-		return fmt.Errorf("%d bytes were read and not committed: a member commits what it has read before it lets go", at.Read-m.Read)
+		return fmt.Errorf("%d bytes were read and not committed: the member must commit before the transfer", at.Read-m.Read)
 	}
 	s.skip = int(m.Read - at.Read)
 	// Quiesce while packets still arrive: once the load balancer buffers them, the rest of a kTLS record would not
@@ -119,7 +119,7 @@ func (a *Agent) admit(s *sending, m wire.Message) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.sending[s.id] != nil {
-		return errors.New("it is on its way already")
+		return errors.New("it is already under way")
 	}
 	a.sending[s.id] = s
 	return nil
@@ -134,7 +134,7 @@ func (a *Agent) begin(s *sending, e move.Epoch, b move.Nonce) {
 	s.src = move.Source{Epoch: e, Nonce: b, Parks: a.o.Buffer}
 	do, err := s.src.Start(s.to)
 	if err != nil {
-		a.o.Log.Error("a move cannot begin", "flow", s.flow, "err", err) // cannot happen: a new source can always start
+		a.o.Log.Error("cannot start a move", "flow", s.flow, "err", err) // cannot happen: a new source can always start
 		return
 	}
 	s.kept.Epoch, s.kept.Nonce = s.src.Epoch, b
@@ -220,7 +220,7 @@ func (a *Agent) toSource(lb *peer.Conn, f peer.Frame) {
 		a.begin(s, max(m.Epoch, epoch), m.Nonce) // the load balancer may have forgotten moves; their late messages must not match
 	case s.asking:
 		s.asking = false
-		a.refused("departure", errors.New("the load balancer does not know the session as this backend's"))
+		a.refused("departure", errors.New("the load balancer does not know this backend as the session's owner"))
 		a.giveBack(s)
 	}
 }
@@ -290,7 +290,7 @@ func (a *Agent) dump(s *sending) move.Do {
 		return func() { a.release(s, true); _ = a.quarantine.Lift(s.flow, epoch) }, err
 	}})
 	if err == nil && len(state.Unread) < s.skip {
-		err = errors.New("bytes that were accounted for are not in the queue")
+		err = errors.New("committed bytes are missing in the receive queue")
 	}
 	if err == nil {
 		c := s.kept.Carried
@@ -321,11 +321,11 @@ func (a *Agent) thaw(s *sending) {
 		err = repair.Resume(s.fd, &repair.State{ReuseAddr: s.kept.ReuseAddr})
 	}
 	if err != nil {
-		a.o.Log.Error("a session stands still", "flow", s.flow, "err", err)
+		a.o.Log.Error("cannot resume a session", "flow", s.flow, "err", err)
 	}
 	a.release(s, true)
 	if err := a.quarantine.Lift(s.flow, s.kept.Epoch); err != nil {
-		a.o.Log.Error("a session's packets do not pass", "flow", s.flow, "err", err)
+		a.o.Log.Error("packets of a session stay blocked", "flow", s.flow, "err", err)
 	}
 	a.setEpoch(s.id, owned{session: s.session, epoch: s.src.Epoch, doubt: s.doubt, nonce: s.src.Nonce, by: s.lb, at: time.Now()})
 	a.giveBack(s)
@@ -337,7 +337,7 @@ func (a *Agent) gone(s *sending) {
 	a.o.Step(stepReclaimed)
 	a.release(s, false)
 	if err := repair.Freeze(s.fd); err != nil {
-		a.o.Log.Warn("the copy of a session that has moved ends with a reset", "flow", s.flow, "err", err)
+		a.o.Log.Warn("copy of a moved session ends with a reset", "flow", s.flow, "err", err)
 	}
 	_ = s.by.post(&wire.Message{Type: wire.Drop, Session: s.session})
 	unix.Close(s.fd)
@@ -347,7 +347,7 @@ func (a *Agent) gone(s *sending) {
 	delete(a.epochs, s.id)
 	a.mu.Unlock()
 	a.o.Step(stepDropped)
-	a.quarantine.Leaves(s.flow, s.kept.Epoch, s.to, func(err error) { a.o.Log.Warn("a session that has left is not remembered", "err", err) })
+	a.quarantine.Leaves(s.flow, s.kept.Epoch, s.to, func(err error) { a.o.Log.Warn("cannot remember a departed session", "err", err) })
 }
 
 // giveBack gives the session to a member of this backend. s.mu is held.
@@ -361,7 +361,7 @@ func (a *Agent) giveBack(s *sending) {
 	m := wire.Message{Session: s.session, Read: s.read, Written: s.written, State: c.State, Unread: s.unread}
 	go func() {
 		if !a.transfer(s.id, s.by, m, c.Name, func() *wire.Message { return s.keep() }, s.fd) {
-			a.o.Log.Warn("a session ended on its way back", "flow", s.flow)
+			a.o.Log.Warn("session ended before its return", "flow", s.flow)
 		}
 		unix.Close(s.fd)
 		a.mu.Lock()
@@ -397,7 +397,7 @@ func (a *Agent) transfer(id peer.Flow, p *keeperClient, m wire.Message, name str
 			}
 			_ = p.post(again, fd) // a new keeper
 		case try == 20:
-			a.o.Log.Warn("a session waits for a member", "service", p.service, "err", err)
+			a.o.Log.Warn("session waits for a member", "service", p.service, "err", err)
 		}
 		a.waitsFor(id, err)
 		time.Sleep(min(time.Duration(try+1)*time.Millisecond, 100*time.Millisecond))

@@ -156,7 +156,7 @@ func quarantinedNow(all []quarantine.Entry) (n int) {
 
 // refused counts and logs a failed operation.
 func (a *Agent) refused(what string, err error) {
-	a.o.Log.Warn("refused", "operation", what, "err", err)
+	a.o.Log.Warn("operation failed", "operation", what, "err", err)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.stats.rejected[what]++

@@ -32,7 +32,7 @@ func (a *Agent) stuck(now time.Time) (out []Stuck) {
 		}
 	}
 	for _, s := range leaving {
-		why := "it is being taken out of the kernel, or sent"
+		why := "it is being dumped, or sent"
 		if s.mu.TryLock() { // otherwise it is in use
 			why = a.sendingReason(s)
 			s.mu.Unlock()
@@ -56,7 +56,7 @@ func (a *Agent) sendingReason(s *sending) string {
 	case s.back:
 		return a.waitReason(s.id)
 	case s.src.Phase == move.Moving && a.known.Load().links[s.to] == nil:
-		return fmt.Sprintf("%s is not known any more", a.backendName(s.to))
+		return fmt.Sprintf("%s is no longer known", a.backendName(s.to))
 	case s.src.Phase == move.Moving:
 		return a.backendName(s.to) + " has not answered"
 	}

@@ -20,7 +20,7 @@ func (a *Agent) tooPatient() error {
 	if hold == 0 || a.o.Timeout < hold {
 		return nil
 	}
-	return a.o.TimeoutAt.Errorf("timeout %s of handoff.backend: the load balancer holds packets of a session that moves for %s: take less, or raise lb.buffer_timeout in its weir.yaml; until then %s is used",
+	return a.o.TimeoutAt.Errorf("timeout %s of handoff.backend: the load balancer buffers packets of a moving session for %s: lower the timeout, or raise lb.buffer_timeout in its weir.yaml; until then %s is used",
 		a.o.Timeout, hold, a.timeout())
 }
 

@@ -31,7 +31,7 @@ services:
 	w.playBackend(0, s)
 	w.eventually("the server says that its patience is too long", func() bool {
 		st := s.status()
-		return strings.Contains(st.TimeoutError, fmt.Sprintf("server.yaml:10:10: timeout %s of handoff.backend: the load balancer holds packets", patience)) &&
+		return strings.Contains(st.TimeoutError, fmt.Sprintf("server.yaml:10:10: timeout %s of handoff.backend: the load balancer buffers packets", patience)) &&
 			strings.Contains(st.TimeoutError, fmt.Sprintf("until then %s is used", patience*7/10))
 	})
 	stop()

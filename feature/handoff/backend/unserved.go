@@ -107,7 +107,7 @@ func (a *Agent) tellUnserved(none []string) {
 	if same || !a.o.Registration.Address.IsValid() {
 		return
 	}
-	a.o.Log.Info("services that nobody serves at this backend", "services", none)
+	a.o.Log.Info("services without a server at this backend", "services", none)
 	if c := a.lb.conn(); c != nil {
 		_ = c.Register(a.registration()) // a failed connection is made again, and starts with the registration
 	}
