@@ -19,22 +19,22 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// batch carries out the steps of one plan. It opens each engine once, and compares all maps with all services once, with the
-// last step. Services of engine sk_lookup come into force with that, together: until then what was there serves. Those of
-// sk_reuseport come into force one by one. It can be taken back as a whole.
+// batch carries out the steps of one plan. It opens each engine once, and compares all maps with all services once, in
+// the last step. Services of engine sk_lookup take effect together in that step. Services of engine sk_reuseport take
+// effect one by one. undo reverts the whole batch.
 type batch struct {
-	vetted  bool // stale namespaces are gone
+	vetted  bool // pins of removed namespaces are deleted
 	engines map[kernel.Instance]*engine.Engine
 	touched []*formerly
 	bound   *boundSockets
 
-	templates map[string]templates.Saved // by scope: forgotten with the last service
+	templates map[string]templates.Saved // by scope: removed with the last service
 }
 
-// formerly is a service before the batch touched it.
+// formerly is a service before the batch changed it.
 type formerly struct {
 	scope, name string
-	was         *record.Service // nil: there was none
+	was         *record.Service // nil: it did not exist
 	served      map[int]engine.ServedSlot
 }
 
@@ -42,7 +42,7 @@ func newBatch() *batch {
 	return &batch{engines: map[kernel.Instance]*engine.Engine{}, templates: map[string]templates.Saved{}, bound: newBoundSockets()}
 }
 
-// engine opens an engine of a namespace, for all steps.
+// engine opens an engine of a namespace for all steps.
 func (b *batch) engine(l *kernel.WriteLock, scope string, kind spec.Engine) (*engine.Engine, error) {
 	i := record.EngineInstance(scope, kind)
 	if e := b.engines[i]; e != nil {
@@ -55,7 +55,7 @@ func (b *batch) engine(l *kernel.WriteLock, scope string, kind spec.Engine) (*en
 	return e, err
 }
 
-// of is the open engine that has a service, or nil.
+// of returns the open engine of a service, or nil.
 func (b *batch) of(scope, name string) *engine.Engine {
 	for _, kind := range record.Engines {
 		if e := b.engines[record.EngineInstance(scope, kind)]; e != nil && e.Services[name] != nil {
@@ -65,7 +65,7 @@ func (b *batch) of(scope, name string) *engine.Engine {
 	return nil
 }
 
-// forget closes the engines of a namespace: their pins may become others.
+// forget closes the engines of a namespace, because their pins may change.
 func (b *batch) forget(scope string) error {
 	var errs []error
 	for _, kind := range record.Engines {
@@ -79,7 +79,7 @@ func (b *batch) forget(scope string) error {
 	return errors.Join(errs...)
 }
 
-// note remembers a service as it is before its first step.
+// note records a service before its first step.
 func (b *batch) note(l *kernel.WriteLock, scope, name string) error {
 	for _, f := range b.touched {
 		if f.scope == scope && f.name == name {
@@ -113,7 +113,7 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// step wraps a step of the plan, of one service.
+// step wraps a step of one service.
 func (b *batch) step(scope, name string, s feature.Step) feature.Step {
 	do := s.Do
 	s.Do = func(ctx context.Context, l *kernel.WriteLock) (string, error) {
@@ -128,7 +128,7 @@ func (b *batch) step(scope, name string, s feature.Step) feature.Step {
 	return s
 }
 
-// removal is the step that removes a service.
+// removal returns the step that removes a service.
 func (b *batch) removal(s *state.Service) feature.Step {
 	scope, name := s.PinScope, s.Name
 	step := engine.RemoveStep(scope, name)
@@ -150,7 +150,7 @@ func (b *batch) removal(s *state.Service) feature.Step {
 	return b.step(scope, name, step)
 }
 
-// finish has the last step bring all into force, and close.
+// finish makes the last step apply all changes and close the engines.
 func (b *batch) finish(plan *feature.Plan) {
 	plan.Undo = append(plan.Undo, b.undo)
 	if len(plan.Steps) == 0 {
@@ -170,7 +170,7 @@ func (b *batch) finish(plan *feature.Plan) {
 	}
 }
 
-// gone are the services that the batch took away from a namespace, or gave other listens.
+// gone returns the services of a namespace that the batch has removed or changed, in their previous form.
 func (b *batch) gone(scope string) (out []*record.Service) {
 	for _, f := range b.touched {
 		if f.scope == scope && f.was != nil {
@@ -210,7 +210,7 @@ func (b *batch) reconcile(l *kernel.WriteLock) error {
 	return engine.ReconcileBind(l, true)
 }
 
-// undo puts every service back as it was, the last one first.
+// undo restores every service, the last one first.
 func (b *batch) undo(ctx context.Context, l *kernel.WriteLock) error {
 	var errs []error
 	for i := len(b.touched) - 1; i >= 0; i-- {
@@ -229,7 +229,7 @@ func (b *batch) undo(ctx context.Context, l *kernel.WriteLock) error {
 	return errors.Join(errs...)
 }
 
-// restore puts one service back. It comes into force when the batch reconciles.
+// restore restores one service. It takes effect when the batch reconciles.
 func (b *batch) restore(ctx context.Context, l *kernel.WriteLock, f *formerly) error {
 	i := record.Instance(f.scope, f.name)
 	now, err := record.Read(l.Root, i)
@@ -274,7 +274,7 @@ func (b *batch) restore(ctx context.Context, l *kernel.WriteLock, f *formerly) e
 	return returnSlots(e, ctx, f, ns)
 }
 
-// returnSlots gives slots back to the members that had them.
+// returnSlots gives slots back to their previous members.
 func returnSlots(e *engine.Engine, ctx context.Context, f *formerly, ns *netns.Handle) error {
 	e.Coming = f.served
 	defer func() { e.Coming = nil }()
@@ -290,7 +290,7 @@ func returnSlots(e *engine.Engine, ctx context.Context, f *formerly, ns *netns.H
 	return errors.Join(errs...)
 }
 
-// restoreAlone puts back a service of an engine that has no part in the batch.
+// restoreAlone restores a service whose engine is not part of the batch.
 func (b *batch) restoreAlone(ctx context.Context, l *kernel.WriteLock, f *formerly) error {
 	if err := b.forget(f.scope); err != nil {
 		return err

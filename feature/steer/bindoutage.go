@@ -23,8 +23,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OutagesOfBindings says which traffic, served now, ReplaceBindings, or AddBindings with keep, would lead to a service without a
-// socket for it. The plan has no steps. from is r or, for the holder of the lock, the lock: it spares a copy of all bindings.
+// OutagesOfBindings reports served traffic that ReplaceBindings, or with keep AddBindings, would direct to a service
+// without a socket for it. The plan has no steps. from is r, or the lock if the caller holds it, which avoids a copy of
+// all bindings.
 func OutagesOfBindings(ctx context.Context, r *kernel.Root, from bindings.Opener, ns *netns.Handle, want []bindings.Binding, keep bool) (plan feature.Plan, err error) {
 	s, err := readServed(r, from, record.Scope(ns))
 	if err != nil {
@@ -84,10 +85,10 @@ func OutagesOfBindings(ctx context.Context, r *kernel.Root, from bindings.Opener
 	return plan, cmp.Or(err, s.err)
 }
 
-// enough says whether a plan tells of as many bindings as are told.
+// enough reports whether the plan already lists the maximum number of bindings.
 func enough(plan *feature.Plan) bool { return len(plan.Outages) >= state.MaxTold }
 
-// addrs are the single addresses of local that the binding's prefix contains.
+// addrs returns the single addresses of local inside the binding's prefix.
 func addrs(b bindings.Binding, local []netip.Prefix) (out []netip.Addr) {
 	for _, p := range local {
 		if p.IsSingleIP() && b.Prefix.Contains(p.Addr()) {
@@ -97,21 +98,21 @@ func addrs(b bindings.Binding, local []netip.Prefix) (out []netip.Addr) {
 	return out
 }
 
-// servedNow tells which services of a namespace reach a socket. It reads those that it is asked for: there may be 65,536, and
-// a binding is a matter of milliseconds.
+// servedNow knows the services of a namespace with a socket. It reads a service on demand: there may be 65,536, and a
+// binding should take only milliseconds.
 type servedNow struct {
 	instances map[string]kernel.Instance // of configured services, by name
 	reader    *state.Reader              // without counters and queues
-	bound     *bindings.View             // nil where nothing was ever bound or registered
+	bound     *bindings.View             // nil: the namespace never had a binding or registered socket
 	names     map[uint32]string          // of services, by number; nil: not read
-	slots     map[string]bool            // configured; false: some of their traffic meets an empty slot
+	slots     map[string]bool            // configured; false: some of their traffic goes to an empty slot
 	sockets   map[kindOfService]bool     // registered
-	err       error                      // the first of bound
+	err       error                      // first error of bound
 }
 
 type kindOfService struct {
 	name string
-	kind uint32 // as engine.KindOfPacket numbers them
+	kind uint32 // as numbered by engine.KindOfPacket
 }
 
 func readServed(r *kernel.Root, from bindings.Opener, scope string) (*servedNow, error) {
@@ -132,7 +133,7 @@ func readServed(r *kernel.Root, from bindings.Opener, scope string) (*servedNow,
 	return s, nil
 }
 
-// Close closes what was opened to read.
+// Close closes the maps.
 func (s *servedNow) Close() {
 	if s.bound != nil {
 		s.bound.Close()
@@ -140,7 +141,7 @@ func (s *servedNow) Close() {
 	s.reader.Close()
 }
 
-// owner names the service from which a new binding takes its prefix, or a part of it; "" for none.
+// owner names the service that loses its prefix, or a part of it, to a new binding. "" means none.
 func (s *servedNow) owner(b bindings.Binding) (name string, err error) {
 	if s.bound == nil {
 		return "", nil
@@ -157,7 +158,7 @@ func (s *servedNow) owner(b bindings.Binding) (name string, err error) {
 	return s.names[x.Value-1], nil
 }
 
-// lack says why some traffic of a service meets no socket, and the remedy.
+// lack returns the reason of a service's missing socket, and the remedy.
 func (s *servedNow) lack(name string) (lack, remedy string) {
 	if _, configured := s.instances[name]; configured {
 		return "has a slot without a member", "start the member, or use on_empty: next or pass"
@@ -165,13 +166,13 @@ func (s *servedNow) lack(name string) (lack, remedy string) {
 	return "has no socket for it", "weir steer register " + name + " first"
 }
 
-// serves says whether the traffic of a binding reaches a socket of the service.
+// serves reports whether the traffic of a binding reaches a socket of the service.
 func (s *servedNow) serves(name string, b bindings.Binding) bool {
 	if i, configured := s.instances[name]; configured {
 		served, known := s.slots[name]
 		if !known {
 			x, err := s.reader.Service(i)
-			// A damaged one cannot be asked, and keeps no other from being bound: status tells of it.
+			// A damaged service counts as served: it must not block other bindings. Status reports it.
 			served = err != nil || x.Bypassed || sum(lostTo(x.Record, emptyReasons(&x))) == 0
 			s.slots[name] = served
 		}

@@ -15,8 +15,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// BypassAll is [engine.Bypass] for every service of every namespace, from the pins alone. It returns the services that it changed.
-// What cannot be changed keeps no other from it. When ctx is done, what is changed until then comes into force.
+// BypassAll is [engine.Bypass] for every service of every namespace, from the pins alone. It returns the changed
+// services. It continues after the failure of a service. When ctx is done, it applies the changes made so far.
 func BypassAll(ctx context.Context, l *kernel.WriteLock, on bool) (did []string, err error) {
 	all, err := l.Instances(spec.Name)
 	if err != nil {
@@ -46,7 +46,7 @@ func BypassAll(ctx context.Context, l *kernel.WriteLock, on bool) (did []string,
 	return did, kernel.Stopped(ctx, errors.Join(errs...), became)
 }
 
-// bypassEngine changes all services of an engine, which come into force together.
+// bypassEngine changes all services of an engine. They take effect together.
 func bypassEngine(ctx context.Context, l *kernel.WriteLock, scope string, kind spec.Engine, on bool) (did []string, err error) {
 	e, err := engine.OpenEngine(l, scope, kind)
 	if err != nil {
@@ -67,7 +67,7 @@ func bypassEngine(ctx context.Context, l *kernel.WriteLock, scope string, kind s
 			break
 		}
 		p, err := record.Changed(l.Root, scope, old, func(p *record.Service) error { p.Bypassed = on; return nil })
-		if err == nil && !on { // whoever connected meanwhile is where the kernel put it
+		if err == nil && !on { // meanwhile the kernel chose the member of each new session
 			err = e.Owe(p, nil)
 		}
 		if err == nil {

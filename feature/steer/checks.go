@@ -16,8 +16,8 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// checks are the members' checks that the watcher runs beside its looks: one at
-// a time for a slot, until it passes, or the slot wants another process or none.
+// checks are the members' checks, run beside the watcher's searches: one at a time for each slot, until it passes or
+// the slot has another process or none.
 type checks struct {
 	wake chan<- bpf.WatchEvent
 	mu   sync.Mutex
@@ -29,14 +29,14 @@ type check struct {
 	who  slots.Process
 	stop context.CancelFunc
 	err  error
-	runs int // that have ended
+	runs int // completed runs
 }
 
 func newChecks(wake chan<- bpf.WatchEvent) *checks {
 	return &checks{wake: wake, of: map[slots.Slot]*check{}}
 }
 
-// ask says what is known of a process, and has its check run if nothing is.
+// ask returns the result for a process. If there is none, it starts the check.
 func (c *checks) ask(ctx context.Context, p *record.Service, s slots.Slot, m service.Member, who slots.Process) (known bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -54,7 +54,7 @@ func (c *checks) ask(ctx context.Context, p *record.Service, s slots.Slot, m ser
 	return false, nil
 }
 
-// run repeats one check until it passes or nobody wants it any more.
+// run repeats one check until it passes or is canceled.
 func (c *checks) run(ctx context.Context, k *check, p *record.Service, s slots.Slot, m service.Member) {
 	for ctx.Err() == nil {
 		err := engine.CheckMember(p, ctx, s, m, k.who)
@@ -71,8 +71,8 @@ func (c *checks) run(ctx context.Context, k *check, p *record.Service, s slots.S
 		c.mu.Unlock()
 		if err == nil {
 			select {
-			case c.wake <- bpf.WatchEvent{}: // the look each second finds failures early enough
-			default: // a look is due already
+			case c.wake <- bpf.WatchEvent{}: // the search each second notices failures early enough
+			default: // a search is due already
 			}
 		}
 		if !errors.Is(err, service.ErrNotReady) {
@@ -85,8 +85,7 @@ func (c *checks) run(ctx context.Context, k *check, p *record.Service, s slots.S
 	}
 }
 
-// end stops the checks of slots that are not wanted any more, and forgets them:
-// of all slots if wanted is nil, and then it waits for them.
+// end cancels and forgets the checks of slots outside wanted. A nil wanted cancels all checks and waits for them.
 func (c *checks) end(wanted map[slots.Slot]bool) {
 	c.mu.Lock()
 	for s, k := range c.of {

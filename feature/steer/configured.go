@@ -13,9 +13,8 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// configuredMembers are the members that the configuration names for the slots of a
-// service, of every namespace that has one of this name. The error wraps
-// [kernel.ErrNotExist] if none has.
+// configuredMembers returns the configured members of all services with this name, in all namespaces. The error wraps
+// [kernel.ErrNotExist] if there is no such service.
 func configuredMembers(r *kernel.Root, name string) ([]service.Member, error) {
 	all, err := r.Instances(spec.Name)
 	if err != nil {

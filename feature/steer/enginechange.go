@@ -22,15 +22,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readerWait is how long a change of engine waits for readers to let go of their sockets. The kernel alone chooses
-// meanwhile, so a reader lets go with its next datagram.
+// readerWait is the maximum wait for blocked readers during a change of engine. Meanwhile the kernel alone chooses. A
+// reader releases its socket with its next datagram.
 const readerWait = time.Second
 
-// errReader says that a blocked reader keeps a socket in the maps of the former engine.
+// errReader means that a blocked reader keeps a socket in the maps of the previous engine.
 var errReader = errors.New("a reader holds the socket")
 
-// changeEngine moves a service to another engine. A socket is in the maps of one engine only: between the two the
-// kernel alone chooses. Whatever fails, the service is back in the former engine, with its members.
+// changeEngine moves a service to another engine. A socket can be in the maps of only one engine, so in between the
+// kernel alone chooses. After an error the service is back in the previous engine, with its members.
 func (t target) changeEngine(ctx context.Context, l *kernel.WriteLock) error {
 	if t.batch != nil {
 		if err := t.batch.forget(t.scope); err != nil {
@@ -61,7 +61,7 @@ func (t target) changeEngine(ctx context.Context, l *kernel.WriteLock) error {
 	}
 	kernel.Step("steer:move kept")
 	t.served = maps.Clone(held)
-	maps.DeleteFunc(t.served, func(slot int, _ engine.ServedSlot) bool { // the plan has said so, and was allowed to
+	maps.DeleteFunc(t.served, func(slot int, _ engine.ServedSlot) bool { // the plan reported these slots, and was allowed
 		return slot >= t.service.Slots || slot < len(t.empty) && t.empty[slot] != nil
 	})
 	if err := t.republish(ctx, from, was, ns); err != nil {
@@ -77,7 +77,7 @@ func (t target) changeEngine(ctx context.Context, l *kernel.WriteLock) error {
 	return errors.Join(from.RemoveIdle(), l.Forget(engine.KeptMove))
 }
 
-// republish takes a service out of its engine, and publishes it in the other one.
+// republish removes a service from its engine and publishes it in the other one.
 func (t target) republish(ctx context.Context, from *engine.Engine, was *record.Service, ns *netns.Handle) error {
 	if err := from.Mark(true); err != nil {
 		return err
@@ -96,12 +96,12 @@ func (t target) republish(ctx context.Context, from *engine.Engine, was *record.
 	return t.publish(ctx, from.Lock)
 }
 
-// comeBack puts a service into its former engine again: its members first, then the ports that lead to them.
+// comeBack returns a service to its previous engine: first its members, then the ports that lead to them.
 func (t target) comeBack(l *kernel.WriteLock, from *engine.Engine, was *record.Service, ns *netns.Handle) error {
 	from.Services[was.Service.Name] = was
 	now, err := record.Read(l.Root, record.Instance(t.scope, was.Service.Name))
 	if err == nil && now.Engine == was.Engine {
-		now = nil // it was not published in the other engine
+		now = nil // not published in the other engine
 	}
 	if now != nil {
 		err = from.PublishService(was)
@@ -112,7 +112,7 @@ func (t target) comeBack(l *kernel.WriteLock, from *engine.Engine, was *record.S
 	if err := engine.FreeSockets(l, t.scope, was.Engine); err != nil {
 		return err
 	}
-	// The command may have been interrupted, which is no reason to leave a service without its members.
+	// An interrupted command must not leave a service without its members, so use a new context.
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	from.Coming = t.served
@@ -123,8 +123,8 @@ func (t target) comeBack(l *kernel.WriteLock, from *engine.Engine, was *record.S
 	return errors.Join(append(errs, from.Reconcile())...)
 }
 
-// readersGone waits until no reader keeps a UDP socket in the socket map that it has left: udp_bpf_recvmsg holds a
-// reference for as long as it waits, and an array of reuseport sockets refuses the socket until then.
+// readersGone waits until no reader keeps a UDP socket in its previous socket map. udp_bpf_recvmsg holds a reference
+// while it waits. Until then a reuseport array rejects the socket.
 func (t target) readersGone(ctx context.Context, ns *netns.Handle) error {
 	if kind, _, err := record.ChooseEngine(t.service, t.from); err != nil || kind != spec.EngineReuseport {
 		return err
@@ -176,7 +176,7 @@ func readerGone(ctx context.Context, probe *ebpf.Map, s service.Adopted) error {
 	}
 }
 
-// keepMove writes down what the service and its members are.
+// keepMove records the service and its members.
 func (t target) keepMove(l *kernel.WriteLock, was *record.Service, held map[int]engine.ServedSlot) error {
 	m := engine.EngineMove{Scope: t.scope, Service: t.service.Name, OnEmpty: map[spec.Engine]spec.OnEmpty{was.Engine: was.Service.OnEmpty}, Served: map[int]engine.MovedSlot{}}
 	for _, kind := range record.Engines {

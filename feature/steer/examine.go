@@ -22,12 +22,12 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// oneSourceAfter is how many datagrams from one address alone make doctor
-// doubt that it is a router: one exporter in a lab sends fewer.
+// oneSourceAfter is the number of datagrams from a single source that makes doctor suspect a proxy. A single exporter
+// in a lab sends fewer.
 const oneSourceAfter = 1000
 
-// examine looks for what makes steering useless or blind: above all whatever
-// makes every router look like one source.
+// examine finds causes that make steering useless or blind, above all devices in the path that make all routers look
+// like one source.
 func examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
 	st, err := state.Read(ctx, r)
 	if err != nil {
@@ -78,8 +78,7 @@ func examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
 	return append(out, unserved...), err
 }
 
-// examineDevices looks at the file of devices: weir serve goes on with the devices that
-// it has while the file cannot be used.
+// examineDevices checks the devices file. weir serve keeps its current devices while the file is not valid.
 func examineDevices(s *state.Service, add func(text, remedy string)) {
 	if s.By != spec.ByDevice || s.DevicesFile == "" {
 		return
@@ -89,7 +88,7 @@ func examineDevices(s *state.Service, add func(text, remedy string)) {
 	}
 }
 
-// oneSource says whether everything came from one address.
+// oneSource reports whether all traffic came from one address.
 func oneSource(devices []state.Device) (netip.Addr, bool) {
 	if len(devices) != 1 {
 		return netip.Addr{}, false
@@ -98,8 +97,8 @@ func oneSource(devices []state.Device) (netip.Addr, bool) {
 	return d.Address, d.UDP >= oneSourceAfter || d.Sessions > 1
 }
 
-// examineNetns looks for source NAT where the service is, and for a userland
-// proxy in weir's own namespace where the service is in another.
+// examineNetns looks for source NAT in the service's namespace. If this is not weir's own, it also looks for a userland
+// proxy in weir's.
 func examineNetns(s *state.Service, add func(text, remedy string)) {
 	ns, err := s.OpenNetns()
 	if err != nil {
@@ -132,7 +131,7 @@ func examineNetns(s *state.Service, add func(text, remedy string)) {
 	if own.Same(ns) {
 		return
 	}
-	if s.Collapsed { // else these rules, which every container host has, are for other traffic
+	if s.Collapsed { // otherwise these rules, present on every container host, concern other traffic
 		for _, rule := range sourceNAT(nftables.ChainHookPostrouting) {
 			add("on the way to the service's namespace source addresses are rewritten: "+rule, "exempt the service's traffic from that rule")
 		}
@@ -145,8 +144,7 @@ func examineNetns(s *state.Service, add func(text, remedy string)) {
 	}
 }
 
-// sourceNAT lists this namespace's nftables rules at a hook that change source
-// addresses. The rules of iptables-nft are among them.
+// sourceNAT lists this namespace's nftables rules at a hook that change source addresses, including iptables-nft rules.
 func sourceNAT(hook *nftables.ChainHook) []string {
 	c, err := nftables.New()
 	if err != nil {
@@ -186,7 +184,7 @@ func changesSource(e expr.Any) bool {
 	return false
 }
 
-// portOwners names the processes with a socket on a port in this namespace.
+// portOwners names the processes with a socket bound to a port in this namespace.
 func portOwners(proto uint8, port uint16) []string {
 	socks, err := engine.Bound(proto, port)
 	if err != nil || len(socks) == 0 {

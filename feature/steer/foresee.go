@@ -15,15 +15,14 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Foreseen are the sessions of one service that a change would reset.
+// Foreseen is the sessions of one service that a change would reset.
 type Foreseen struct {
 	Service  string          `json:"service"`
 	Sessions []state.Session `json:"sessions"`
-	Problem  string          `json:"problem,omitempty"` // why they cannot be foreseen
+	Problem  string          `json:"problem,omitempty"` // reason if they cannot be foreseen
 }
 
-// ForeseeApply says which sessions applying a configuration would misplace, or
-// finds misplaced, for every service that it creates or changes.
+// ForeseeApply returns the sessions that an apply would misplace or find misplaced, for every new or changed service.
 func ForeseeApply(ctx context.Context, have state.State, want spec.Config) ([]Foreseen, error) {
 	var out []Foreseen
 	for _, s := range want.Services {
@@ -47,8 +46,7 @@ func ForeseeApply(ctx context.Context, have state.State, want spec.Config) ([]Fo
 	return out, nil
 }
 
-// foresee compares with what is published; nil if nothing of a service would
-// change.
+// foresee compares with the published service. It returns nil if nothing would change.
 func (t target) foresee(ctx context.Context, have state.State, ns *netns.Handle) (*Foreseen, error) {
 	p := &record.Service{Service: t.service, Netns: t.netns}
 	p.SetDevices(t.devices)
@@ -69,7 +67,7 @@ func (t target) foresee(ctx context.Context, have state.State, ns *netns.Handle)
 		p.Shape(nil)
 		if p.Service.Seed == nil {
 			if held, err := after.Established(); err == nil && len(held) == 0 {
-				return nil, nil // wherever devices will belong
+				return nil, nil // there are no sessions
 			}
 			f.Problem = "its seed is drawn when it is created, so nobody can say yet where a device will belong: give it a seed"
 			return f, nil
@@ -85,8 +83,7 @@ func (t target) foresee(ctx context.Context, have state.State, ns *netns.Handle)
 	return f, err
 }
 
-// foreseeSlots fills in who would have the slots; changes says whether a member
-// would come.
+// foreseeSlots fills in the future slots. changes reports whether a new member would get a slot.
 func foreseeSlots(s *state.Service, ctx context.Context, before *state.Service, ns *netns.Handle) (changes bool) {
 	for n := range s.Record.Service.Slots {
 		slot := slots.State{Slot: n, State: "empty"}
@@ -106,13 +103,12 @@ func foreseeSlots(s *state.Service, ctx context.Context, before *state.Service, 
 	return changes
 }
 
-// ForeseeMove says which sessions a move would have reset.
+// ForeseeMove returns the sessions that a move would reset.
 func ForeseeMove(ctx context.Context, r *kernel.Root, s *state.Service, m record.Moving) (Foreseen, error) {
 	return foreseeChange(s, ctx, r, m.Apply)
 }
 
-// ForeseeDrain says which sessions draining a slot, or taking that back, would
-// have reset.
+// ForeseeDrain returns the sessions that draining a slot, or undoing it, would reset.
 func ForeseeDrain(ctx context.Context, r *kernel.Root, s *state.Service, slot int, back bool) (Foreseen, error) {
 	return foreseeChange(s, ctx, r, func(p *record.Service) error {
 		if back {

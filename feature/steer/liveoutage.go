@@ -15,12 +15,12 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// OutagesOfMove says which traffic, served now, a move would give to an empty slot. The plan has no steps.
+// OutagesOfMove reports served traffic that a move would direct to an empty slot. The plan has no steps.
 func OutagesOfMove(r *kernel.Root, s *state.Service, m record.Moving) (feature.Plan, error) {
 	return outagesWithout(s, r, m.Apply)
 }
 
-// OutagesOfDrain says which traffic, served now, draining a slot, or taking that back, would give to an empty slot.
+// OutagesOfDrain reports served traffic that draining a slot, or undoing it, would direct to an empty slot.
 func OutagesOfDrain(r *kernel.Root, s *state.Service, slot int, back bool) (feature.Plan, error) {
 	return outagesWithout(s, r, func(p *record.Service) error {
 		if back {
@@ -52,7 +52,7 @@ func outagesWithout(s *state.Service, r *kernel.Root, f func(p *record.Service) 
 	return plan, movedDevices(s, &after, &plan)
 }
 
-// movedDevices adds the devices that are served, and whose move leads to an empty slot.
+// movedDevices adds the served devices that would move to an empty slot.
 func movedDevices(s *state.Service, after *state.Service, plan *feature.Plan) error {
 	had, have := s.Record.Moves(), after.Record.Moves()
 	changes := map[netip.Addr]bool{}
@@ -87,14 +87,14 @@ func movedDevices(s *state.Service, after *state.Service, plan *feature.Plan) er
 	return nil
 }
 
-// OutagesOfSteering says which traffic bound sockets get while the service is bypassed, and an empty slot would get once it is
-// steered again.
+// OutagesOfSteering reports traffic that bound sockets receive while the service is bypassed, and that an empty slot
+// would get after the bypass.
 func OutagesOfSteering(s *state.Service) (feature.Plan, error) {
 	return outagesOfSteering(s, newBoundSockets())
 }
 
-// OutagesOfSteeringAll is [OutagesOfSteering] of every bypassed service. A service that cannot be asked is in failed, by name,
-// and keeps no other from being asked.
+// OutagesOfSteeringAll is [OutagesOfSteering] for every bypassed service. failed contains the errors of single
+// services, by name. They do not prevent the others.
 func OutagesOfSteeringAll(ctx context.Context, r *kernel.Root) (plan feature.Plan, failed map[string]error, err error) {
 	all, err := r.Instances(spec.Name)
 	if err != nil {

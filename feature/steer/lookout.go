@@ -10,34 +10,31 @@ import (
 	"github.com/weir-project/weir/feature/steer/state"
 )
 
-// A look for a member asks for its process and for the namespace's sockets. With hundreds
-// of slots that nobody fills, a look each second takes a third of a CPU. So a slot whose
-// member is not found is looked for less often: each second at first, then after twice
-// the time, at most lookAtMost apart. A socket that opens at one of its ports, or a change
-// of its service, begins anew. Without the hooks for both, of listeners and of UDP
-// sockets, every look is for all slots.
+// A search for a member reads its process and the namespace's sockets. With hundreds of empty slots, a search every
+// second takes a third of a CPU. Therefore searches for a missing member become rarer: first every second, then at
+// doubling intervals up to lookAtMost. A socket opened at one of the slot's ports, or a change of its service, resets
+// the interval. Without the hooks for both listeners and UDP sockets, every search covers all slots.
 const (
-	lookOften  = 10 // looks before the time between two grows
+	lookOften  = 10 // searches before the interval grows
 	lookAtMost = 4  // times lookEvery
 )
 
-// lookouts says when slots are looked for next.
+// lookouts schedules the searches for slots.
 type lookouts struct {
 	slots map[slots.Slot]*lookout
-	ports map[uint16]bool // where sockets have opened or closed lately
-	all   bool            // or at unknown ports
+	ports map[uint16]bool // with recently opened or closed sockets
+	all   bool            // some ports are unknown
 }
 
 type lookout struct {
-	of    *record.Service // another one is another service
+	of    *record.Service // a different record is a different service
 	why   string
 	looks int
 	wait  time.Duration
 	next  time.Time
 }
 
-// opened notes a socket at a port; what is due by it is looked for until the retries are
-// over.
+// opened records a socket at a port. Slots with this port are searched until the retries are over.
 func (o *lookouts) opened(port uint16) {
 	if o.ports == nil {
 		o.ports = map[uint16]bool{}
@@ -45,16 +42,16 @@ func (o *lookouts) opened(port uint16) {
 	o.ports[port] = true
 }
 
-// missedEvents notes sockets at unknown ports.
+// missedEvents records sockets at unknown ports.
 func (o *lookouts) missedEvents() { o.all = true }
 
-// quiet ends what opened and missedEvents began.
+// quiet resets opened and missedEvents.
 func (o *lookouts) quiet() {
 	clear(o.ports)
 	o.all = false
 }
 
-// due says whether a slot is to be looked for now.
+// due reports whether a slot should be searched now.
 func (o *lookouts) due(s *state.Service, slot slots.Slot, now time.Time) bool {
 	l := o.slots[slot]
 	if l == nil || l.of != s.Record || o.touched(s) {
@@ -64,7 +61,7 @@ func (o *lookouts) due(s *state.Service, slot slots.Slot, now time.Time) bool {
 	return !now.Before(l.next)
 }
 
-// touched says whether a socket has opened or closed at a port of a service.
+// touched reports whether a socket was opened or closed at a port of a service.
 func (o *lookouts) touched(s *state.Service) bool {
 	if o.all || len(o.ports) == 0 {
 		return o.all
@@ -84,8 +81,8 @@ func (o *lookouts) touched(s *state.Service) bool {
 	return false
 }
 
-// missed notes that a slot's member was not found, and why. Another reason than last time
-// says that something happens there.
+// missed records a failed search and its reason. A new reason means that something is happening, so it resets the
+// interval.
 func (o *lookouts) missed(s *state.Service, slot slots.Slot, why error, now time.Time) {
 	if o.slots == nil {
 		o.slots = map[slots.Slot]*lookout{}
@@ -98,11 +95,11 @@ func (o *lookouts) missed(s *state.Service, slot slots.Slot, why error, now time
 	if l.looks++; l.looks > lookOften {
 		l.wait = min(2*l.wait, lookAtMost*lookEvery)
 	}
-	// A timer may be early: what is due within half a look is due now.
+	// A timer may fire early, so a search within half an interval counts as due.
 	l.next = now.Add(l.wait - lookEvery/2)
 }
 
-// keep forgets all slots but those that lack their member.
+// keep forgets all slots except lacking ones.
 func (o *lookouts) keep(lacking map[slots.Slot]bool) {
 	for s := range o.slots {
 		if !lacking[s] {
@@ -111,26 +108,26 @@ func (o *lookouts) keep(lacking map[slots.Slot]bool) {
 	}
 }
 
-// Any user can open sockets at a watched port, also in a network namespace of the user's own. Each socket triggers a look at
-// once, so looks have a budget of time.
+// Any user can open sockets at a watched port, also in a private network namespace. Each socket triggers a search at
+// once, so searches have a time budget.
 const (
 	lookShare = 10                     // a tenth of a CPU
-	lookBurst = 500 * time.Millisecond // that many looks are not held up: daemons start together
+	lookBurst = 500 * time.Millisecond // not delayed: daemons start together
 )
 
-// pace bounds the time that looks take.
+// pace limits the time spent in searches.
 type pace struct {
-	spent time.Duration // beyond the budget if more than lookBurst
+	spent time.Duration // over budget if more than lookBurst
 	at    time.Time
 }
 
-// spend notes that a look has ended, and how long it was.
+// spend records the duration of a search.
 func (p *pace) spend(d time.Duration, now time.Time) {
 	p.fill(now)
 	p.spent += d
 }
 
-// wait is how long the next look is to be held up.
+// wait returns the delay of the next search.
 func (p *pace) wait(now time.Time) time.Duration {
 	p.fill(now)
 	return max(0, lookShare*(p.spent-lookBurst))
@@ -141,20 +138,20 @@ func (p *pace) fill(now time.Time) {
 	p.at = now
 }
 
-// Events have a budget as well: a loop of bind(2) and close(2) makes tens of thousands a second. In a rest the buffer may
-// overflow.
+// Events have a budget as well: a loop of bind(2) and close(2) causes tens of thousands per second. During a pause the
+// buffer may overflow.
 const (
-	eventBurst = 256 // events without a rest
+	eventBurst = 256 // events without a pause
 	eventRest  = 50 * time.Millisecond
 )
 
-// eventPace bounds the events that are read, to eventBurst in eventRest.
+// eventPace limits the rate of events to eventBurst per eventRest.
 type eventPace struct {
 	began time.Time
 	n     int
 }
 
-// next notes an event, and says how long to rest after it.
+// next counts an event and returns the pause after it.
 func (p *eventPace) next(now time.Time) time.Duration {
 	if p.n++; p.n < eventBurst && now.Sub(p.began) < eventRest {
 		return 0

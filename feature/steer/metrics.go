@@ -17,10 +17,10 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// collector reads the pins anew for every scrape: it keeps nothing.
+// collector reads the pins at every scrape. It has no state.
 type collector struct{ root *kernel.Root }
 
-// newCollector exports every service's slots to Prometheus.
+// newCollector returns a collector of every service's slots.
 func newCollector(r *kernel.Root) prometheus.Collector { return collector{r} }
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -79,7 +79,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// dispatch exports what bindings lead to in a namespace.
+// dispatch exports the bindings and registered sockets of a namespace.
 func (c collector) dispatch(ch chan<- prometheus.Metric, d state.Bindings) {
 	all, err := bindings.Registered(c.root, d.Scope, false)
 	if err != nil {
@@ -91,7 +91,7 @@ func (c collector) dispatch(ch chan<- prometheus.Metric, d state.Bindings) {
 		}
 		send(boundDesc, prometheus.GaugeValue, float64(n.Bindings))
 		if n.Configured {
-			continue // its slots count
+			continue // its slots are exported
 		}
 		for kind := range uint32(engine.KindsIPv4) {
 			name := bindings.KindName(kind)

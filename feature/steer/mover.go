@@ -13,25 +13,25 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// A change of steering takes the sessions of its routers along, where a feature.SessionMover has them. See docs/HANDOFF.md,
-// "When steering changes", for what is exact.
+// A change of steering moves sessions together with their routers if a feature.SessionMover has them. docs/HANDOFF.md,
+// "When steering changes", describes the guarantees.
 
-// Handed is a session that went with its router.
+// Handed is a session moved with its router.
 type Handed struct {
 	Service string
 	state.Session
 }
 
-// buffered are sessions that wait while steering changes.
+// buffered is the sessions buffered during a change of steering.
 type buffered struct {
 	feature.BufferedSessions
 	list     feature.MovableSessions
 	sessions map[string][]state.Session // by service
 }
 
-// Switch makes a change of steering. Sessions that foresee names, and that the mover has, wait during the change and go to the
-// member of their new slot; each is told of them. Other sessions stay: [reset.ResetDue] resets them. A nil mover, or one that does not
-// answer, leaves the change alone.
+// Switch makes a change of steering. It buffers the foreseen sessions of the mover during the change, then moves them
+// to the member of their new slot and calls each for them. Other sessions stay until [reset.ResetDue]. A nil or
+// unreachable mover does not prevent the change.
 func Switch(ctx context.Context, r *kernel.Root, m feature.SessionMover, foresee func() ([]Foreseen, error), change func() error, each func(Handed)) error {
 	b := bufferFor(ctx, m, foresee)
 	err := change()
@@ -42,7 +42,7 @@ func Switch(ctx context.Context, r *kernel.Root, m feature.SessionMover, foresee
 	return err
 }
 
-// bufferFor buffers the sessions of a change. It never fails: without it the change resets more sessions.
+// bufferFor buffers the sessions of a change. Its failure only causes more resets.
 func bufferFor(ctx context.Context, m feature.SessionMover, foresee func() ([]Foreseen, error)) *buffered {
 	if m == nil {
 		return nil
@@ -77,7 +77,7 @@ func bufferFor(ctx context.Context, m feature.SessionMover, foresee func() ([]Fo
 	return b
 }
 
-// release gives the sessions to the members of their slots, or back.
+// release gives the sessions to the members of their slots, or back to their owner.
 func (b *buffered) release(ctx context.Context, r *kernel.Root, each func(Handed)) {
 	st, err := state.Read(ctx, r)
 	to := map[uint64]string{}
@@ -91,7 +91,7 @@ func (b *buffered) release(ctx context.Context, r *kernel.Root, each func(Handed
 	}
 	back, err := b.Release(ctx, to)
 	if err != nil {
-		return // the mover has gone, or releases them by itself
+		return // the mover has exited, or releases them itself
 	}
 	for name, all := range b.sessions {
 		for _, s := range all {
@@ -102,7 +102,7 @@ func (b *buffered) release(ctx context.Context, r *kernel.Root, each func(Handed
 	}
 }
 
-// successors are the members, by name, at whose slots sessions belong now; "" where none accepts sessions.
+// successors returns the new members of sessions by name, or "" if the member accepts no sessions.
 func successors(list feature.MovableSessions, s *state.Service, all []state.Session) map[uint64]string {
 	to := map[uint64]string{}
 	for _, x := range all {
@@ -120,8 +120,8 @@ func successors(list feature.MovableSessions, s *state.Service, all []state.Sess
 	return to
 }
 
-// Movable reports of sessions that a change would misplace whether the mover has them: then their member is asked to hand them
-// over, and they are reset only if it does not.
+// Movable returns a function that reports whether the mover has a session. Its member is then asked to hand it over. It
+// is reset only if the handover fails.
 func Movable(ctx context.Context, m feature.SessionMover) func(service string, s state.Session) bool {
 	if m == nil {
 		return func(string, state.Session) bool { return false }
@@ -136,8 +136,8 @@ func Movable(ctx context.Context, m feature.SessionMover) func(service string, s
 	}
 }
 
-// HandBy moves misplaced sessions before they are reset: those that the mover has go to the member of their slot, if it
-// accepts sessions. Sessions that wait for a member wait on: it has just died, and comes back. A nil mover gives nil.
+// HandBy returns a function that moves misplaced sessions before their reset. A session of the mover goes to the member
+// of its slot, if this member accepts sessions. A session of a dead member keeps waiting for it. A nil mover gives nil.
 func HandBy(m feature.SessionMover) reset.Hand {
 	if m == nil {
 		return nil
@@ -150,7 +150,7 @@ func HandBy(m feature.SessionMover) reset.Hand {
 		kept := func(x state.Session) bool { _, kept := list.Kept(s.Name, x.Cookie()); return kept }
 		mine := slices.DeleteFunc(slices.Clone(misplaced), func(x state.Session) bool { return !kept(x) })
 		to := successors(list, s, mine)
-		there := map[uint64]bool{} // given to the right member, which has not accepted it yet
+		there := map[uint64]bool{} // given to the right member, but not accepted yet
 		maps.DeleteFunc(to, func(id uint64, name string) bool {
 			waits, _ := list.Kept(s.Name, id)
 			there[id] = name != "" && !waits && list.Owner(id) == name
@@ -171,7 +171,7 @@ func HandBy(m feature.SessionMover) reset.Hand {
 	}
 }
 
-// giveTo gives sessions to members, by name, and returns those that went.
+// giveTo gives sessions to members by name, and returns the accepted ones.
 func giveTo(ctx context.Context, list feature.MovableSessions, to map[uint64]string) map[uint64]string {
 	if len(to) == 0 {
 		return nil

@@ -13,11 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ServiceSection implements feature.ServiceSectioned: steer in a service.
+// ServiceSection implements feature.ServiceSectioned: the steer section of a service.
 func (Feature) ServiceSection() any { return new(spec.Options) }
 
-// Spec implements feature.Feature: the steered services. A service needs no steer section for that, unless it has
-// another feature's section and no members.
+// Spec implements feature.Feature. It returns the steered services. The steer section is optional, unless the service
+// has another feature's section and no members.
 func (Feature) Spec(d *feature.Document) (spec.Config, bool) {
 	out := spec.Config{Rate: d.Rate}
 	for _, entry := range d.Services {

@@ -16,11 +16,11 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// outages adds to a plan which slots the change of a service would empty, and which traffic that is served now would
-// meet an empty slot.
+// outages adds the slots that a change of a service would empty, and the served traffic it would direct to an empty
+// slot.
 func (t *target) outages(ctx context.Context, plan *feature.Plan, s *state.Service, kind spec.Engine) error {
 	if s.Bypassed || !anyServed(s) {
-		return nil // nothing of it is steered now
+		return nil // no traffic is steered now
 	}
 	p := &record.Service{Service: t.service}
 	p.SetDevices(t.devices)
@@ -56,8 +56,8 @@ func (t *target) outages(ctx context.Context, plan *feature.Plan, s *state.Servi
 
 func percent(buckets int) int { return max(1, buckets*100/spec.Buckets) }
 
-// emptyAfter says why each slot would be empty after a change; nil for one that would not. anew: its sockets are put in
-// place again.
+// emptyAfter returns the reason of each slot that would be empty after a change, nil for the others. anew means that
+// members are admitted again.
 func (t *target) emptyAfter(ctx context.Context, slots []slots.State, anew bool, ns *netns.Handle) []error {
 	out := make([]error, t.service.Slots)
 	for n := range out {
@@ -82,18 +82,18 @@ func (t *target) emptyAfter(ctx context.Context, slots []slots.State, anew bool,
 	return out
 }
 
-// lostBuckets counts, by slot, the buckets whose traffic is served now and would not be.
+// lostBuckets counts, by slot, the buckets with served traffic that would lose their member.
 func lostBuckets(p *record.Service, s *state.Service, reasons []error) []int {
 	if p.Service.OnEmpty == spec.Next || p.Service.OnEmpty == spec.Pass {
 		return make([]int, len(reasons))
 	}
-	return countLost(p, reasons, func(b int) bool { // those that are served now
+	return countLost(p, reasons, func(b int) bool { // buckets served now
 		return b < len(s.Table) && int(s.Table[b]) < len(s.Slots) && s.Slots[s.Table[b]].Admitted() || s.OnEmpty == spec.Next || s.OnEmpty == spec.Pass
 	})
 }
 
-// removalOutages adds to a plan which members nobody would reach once the service is gone: the kernel knows them by the
-// addresses that they are bound to only.
+// removalOutages adds the members without traffic after the removal of the service. The kernel knows a member only by
+// its bound addresses.
 func removalOutages(s *state.Service, plan *feature.Plan) {
 	if s.Bypassed || s.Record == nil {
 		return

@@ -26,7 +26,7 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// loadDevices reads the file of a service that is by device.
+// loadDevices reads the devices file of a service with by: device.
 func (t *target) loadDevices() error {
 	if t.service.By != spec.ByDevice {
 		return nil
@@ -38,7 +38,7 @@ func (t *target) loadDevices() error {
 	return nil
 }
 
-// inherits is what a service goes on from.
+// inherits returns the record that a service continues from.
 func (t target) inherits(old *record.Service) *record.Service {
 	if old != nil {
 		return old
@@ -46,11 +46,11 @@ func (t target) inherits(old *record.Service) *record.Service {
 	return t.from
 }
 
-// room is what one engine of a namespace has to hold.
+// room is the use of an engine.
 type room struct{ services, rows int }
 
-// checkLimits refuses what an engine cannot hold before anything changes. Services come and change in the order of the
-// file, and go at the end: what counts is the most at any time.
+// checkLimits rejects services that exceed an engine's limits, before any change. Services are created and changed in
+// file order and removed at the end, so the maximum at any time counts.
 func checkLimits(have state.State, want []target) error {
 	type engineOf struct {
 		scope string
@@ -78,7 +78,7 @@ func checkLimits(have state.State, want []target) error {
 		case slices.Equal(was.Service.Endpoints(), t.service.Endpoints()):
 			kept := len(was.Rows) + len(was.Spare)
 			rows, freed = max(rows-kept, 0), max(kept-rows, 0)
-		default: // both are there until the new one is in force
+		default: // both exist until the new one is in force
 			freed = len(was.Rows) + len(was.Spare)
 		}
 		now.rows += rows
@@ -98,7 +98,7 @@ func checkLimits(have state.State, want []target) error {
 	return nil
 }
 
-// warnAbout tells what operators changed about a service that stays.
+// warnAbout adds warnings about operator overrides of a service.
 func warnAbout(s *state.Service, plan *feature.Plan, t target) {
 	p := *s.Record
 	p.Overrides, p.Service = s.Record.Overrides.Clone(), t.service
@@ -117,9 +117,9 @@ func warnAbout(s *state.Service, plan *feature.Plan, t target) {
 	}
 }
 
-// Feature is steering as host sees it.
+// Feature implements steering for host.
 type Feature struct {
-	Hand reset.Hand // of Run: what becomes of sessions before they are reset; nil: nothing
+	Hand reset.Hand // for Run: moves sessions before they are reset; nil: none
 }
 
 var _ feature.Feature[spec.Config, state.State] = Feature{}
@@ -145,7 +145,7 @@ func (Feature) State(ctx context.Context, r *kernel.Root) (state.State, error) {
 func (Feature) Plan(ctx context.Context, have state.State, want spec.Config) (feature.Plan, error) {
 	var plan feature.Plan
 	b := newBatch()
-	var placed []spec.Service // with the namespace they turned out to be in
+	var placed []spec.Service // with the resolved namespace
 	var targets []target
 	for _, s := range want.Services {
 		ns, _, err := s.FindNetns(ctx)
@@ -169,13 +169,13 @@ func (Feature) Plan(ctx context.Context, have state.State, want spec.Config) (fe
 	return plan, err
 }
 
-// plan adds the steps that make the services of all network namespaces those of the targets.
+// plan adds the steps that make the services of all network namespaces match the targets.
 func (b *batch) plan(ctx context.Context, plan *feature.Plan, have state.State, targets []target) error {
 	for _, o := range have.Outdated {
 		plan.Add(upgradeStep(o))
 	}
 	plan.Stays(unreadServices(have, false))
-	for _, u := range unreadServices(have, true) { // before any engine is opened: nothing of it is kept then
+	for _, u := range unreadServices(have, true) { // before any engine is opened, so their entries are not kept
 		step := engine.RemoveStep(u.Scope, u.Name)
 		step.Detail = "neither its pins nor a record describe it"
 		plan.Add(step)
@@ -205,7 +205,8 @@ func (b *batch) plan(ctx context.Context, plan *feature.Plan, have state.State, 
 	return nil
 }
 
-// unreadServices are the instances that cannot be read: damaged services, which a plan makes anew or removes, or all others.
+// unreadServices returns the unreadable instances: either damaged services, which a plan replaces or removes, or all
+// others.
 func unreadServices(have state.State, damaged bool) (out instances.Unreadable) {
 	for _, u := range have.Unreadable {
 		if damaged == (kernel.ValidName(u.Name) && errors.Is(u.Err, kernel.ErrDamaged)) {
@@ -215,7 +216,7 @@ func unreadServices(have state.State, damaged bool) (out instances.Unreadable) {
 	return out
 }
 
-// stays tells whether a service stays as it is, since it or an engine that a change of it needs cannot be read.
+// stays reports whether a service must stay unchanged, because it or a necessary engine is unreadable.
 func (t target) stays(have state.State) (bool, error) {
 	if unreadServices(have, false).Has(record.Instance(t.scope, t.service.Name)) {
 		return true, nil
@@ -234,19 +235,19 @@ func (t target) stays(have state.State) (bool, error) {
 	return !have.Reads(t.scope, kind), nil
 }
 
-// target is a service that is wanted, with its namespace resolved.
+// target is a wanted service with its namespace resolved.
 type target struct {
 	service spec.Service
 	scope   string
-	netns   string // as people know it; what reopens it
+	netns   string // reference for people, and to open it again
 	id      netns.ID
 	devices *spec.DeviceList
-	rate    *spec.Rate      // of resets; nil: the service's
-	from    *record.Service // what it was in another engine
+	rate    *spec.Rate      // of resets; nil: the service's rate
+	from    *record.Service // its record in another engine
 	served  map[int]engine.ServedSlot
-	batch   *batch  // nil: alone
-	empty   []error // by slot: why the plan says that it will be empty
-	was     *former // what it is put back to; nil: nothing
+	batch   *batch  // nil: outside a batch
+	empty   []error // by slot: the planned reason to be empty
+	was     *former // form to restore; nil: none
 }
 
 func planService(ctx context.Context, plan *feature.Plan, have state.State, t target) error {
@@ -292,9 +293,9 @@ func planService(ctx context.Context, plan *feature.Plan, have state.State, t ta
 	return nil
 }
 
-// planMembers adds a step for every slot whose member must be looked for.
+// planMembers adds a step for every slot without its configured member.
 func planMembers(plan *feature.Plan, t target, have *state.Service) {
-	vet := &engine.Vetting{Rate: t.rate, Limit: engine.UnderLock} // for all of them: hung checks must not add up
+	vet := &engine.Vetting{Rate: t.rate, Limit: engine.UnderLock} // shared by all: hung checks must not add up
 	for _, m := range t.service.Members {
 		if have != nil && m.Slot < len(have.Slots) && have.Slots[m.Slot].Admitted() && have.Slots[m.Slot].Member == m.String() {
 			continue
@@ -316,7 +317,7 @@ func planMembers(plan *feature.Plan, t target, have *state.Service) {
 	}
 }
 
-// keeps says that another process keeps a slot whose configured member is not there.
+// keeps reports whether another process keeps a slot without its configured member.
 func keeps(r *kernel.Root, slot slots.Slot, why error) (note string, kept bool) {
 	if !engine.NotYet(why) {
 		return "", false
@@ -330,11 +331,11 @@ func keeps(r *kernel.Root, slot slots.Slot, why error) (note string, kept bool) 
 	return fmt.Sprintf("stays with %s until its member is there: %v", service.ProcessName(pid), why), kept && err == nil
 }
 
-// foreseeEmpty says why a member would leave its slot empty, or with the process that serves it.
+// foreseeEmpty returns the foreseen note of a member that would not be admitted, or "".
 func (t *target) foreseeEmpty(ctx context.Context, m service.Member, have *state.Service) string {
 	ns, err := slots.OpenNetns(t.netns, t.id)
 	if err != nil {
-		return "" // the plan tells
+		return "" // the plan reports it
 	}
 	defer ns.Close()
 	a, err := m.Adopt(ctx, ns, t.service.Spec)
@@ -357,7 +358,7 @@ func listens(s spec.Service) string {
 	return strings.Join(out, ", ")
 }
 
-// differences says in words what would change about a published service.
+// differences describes the changes to a published service.
 func differences(p *record.Service, t target) []string {
 	var out []string
 	add := func(what string, have, want any) {

@@ -22,22 +22,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The daemons of pmacct take so many BMP routers as bmp_daemon_max_peers says, and reset
-// the connection of each beyond right after it was steered to them: to weir it arrived.
+// The daemons of pmacct accept bmp_daemon_max_peers BMP routers. They reset each further connection right after it
+// arrived, so weir counts it as delivered.
 
 // pmacctPeers is the default of bmp_daemon_max_peers.
 const pmacctPeers = 4
 
-// pmacctDaemons are those with a BMP daemon.
+// pmacctDaemons are the daemons with a BMP listener.
 var pmacctDaemons = []string{"nfacctd", "sfacctd", "pmacctd", "uacctd", "pmbmpd"}
 
-// pmacctDirs are where distributions have their configuration. Variable for a test.
+// pmacctDirs are the distributions' configuration directories. A test replaces them.
 var pmacctDirs = []string{"/etc/pmacct", "/etc"}
 
-// maxConfig bounds a configuration that is read.
+// maxConfig is the maximum size of a configuration in bytes.
 const maxConfig = 1 << 20
 
-// examinePmacct warns of members that will reset routers.
+// examinePmacct warns about members that will reset routers.
 func examinePmacct(s *state.Service, ctx context.Context, devices []state.Device, add func(text, remedy string)) {
 	if !slices.ContainsFunc(s.Slots, func(slot slots.State) bool { return slot.Admitted() && pmacctName(slot.PID) != "" }) ||
 		!slices.ContainsFunc(s.Endpoints, func(e service.Endpoint) bool { return e.Proto == unix.IPPROTO_TCP }) {
@@ -70,7 +70,7 @@ func examinePmacct(s *state.Service, ctx context.Context, devices []state.Device
 	}
 }
 
-// pmacctName is the name of a daemon of pmacct that a process runs, "" for others.
+// pmacctName returns the name of a process's pmacct daemon, or "".
 func pmacctName(pid int) string {
 	exe, err := pidfd.Readlink(pid, "exe")
 	if err != nil || !slices.Contains(pmacctDaemons, filepath.Base(exe)) {
@@ -79,8 +79,8 @@ func pmacctName(pid int) string {
 	return filepath.Base(exe)
 }
 
-// pmacctLimit reads a daemon's limit from its configuration: 0 if that has none, and no
-// file if none can be found. The daemon overwrites its command line with a title.
+// pmacctLimit reads a daemon's limit from its configuration. limit is 0 if it is not set. file is "" if none is found.
+// The daemon overwrites its command line with a title, so the unit's command is read as well.
 func pmacctLimit(ctx context.Context, pid int, name string) (limit int, file string) {
 	var candidates []string
 	if args, err := pidfd.CommandLine(pid); err == nil {
@@ -103,7 +103,7 @@ func pmacctLimit(ctx context.Context, pid int, name string) (limit int, file str
 	return 0, ""
 }
 
-// optionF is the file of -f in a command line.
+// optionF returns the files of option -f in a command line.
 func optionF(args []string) (files []string) {
 	for i, a := range args {
 		if a == "-f" && i+1 < len(args) {
@@ -115,8 +115,7 @@ func optionF(args []string) (files []string) {
 	return slices.DeleteFunc(files, func(f string) bool { return !filepath.IsAbs(f) })
 }
 
-// readPmacct reads bmp_daemon_max_peers from a file that belongs to root or to the daemon's
-// user. Nothing else of it is kept.
+// readPmacct reads bmp_daemon_max_peers from a file owned by root or the daemon's user. It keeps nothing else.
 func readPmacct(path string, pid int) (limit int, err error) {
 	f, err := safefile.Read(path, maxConfig)
 	if err != nil {
@@ -129,7 +128,7 @@ func readPmacct(path string, pid int) (limit int, err error) {
 	lines := bufio.NewScanner(bytes.NewReader(f.Data))
 	for lines.Scan() {
 		key, value, ok := strings.Cut(lines.Text(), ":")
-		key, _, _ = strings.Cut(strings.TrimSpace(key), "[") // of one plugin
+		key, _, _ = strings.Cut(strings.TrimSpace(key), "[") // suffix for one plugin
 		if !ok || key != "bmp_daemon_max_peers" {
 			continue
 		}

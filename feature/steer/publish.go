@@ -30,7 +30,7 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 	}
 	defer ns.Close()
 	was, err := record.Read(l.Root, record.Instance(t.scope, t.service.Name))
-	if err != nil && !errors.Is(err, kernel.ErrNotExist) && !errors.Is(err, kernel.ErrDamaged) { // which is made anew
+	if err != nil && !errors.Is(err, kernel.ErrNotExist) && !errors.Is(err, kernel.ErrDamaged) { // a damaged service is created again
 		return err
 	}
 	kind, why, err := record.ChooseEngine(t.service, was)
@@ -45,7 +45,7 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 	e.Rate, e.Coming = t.rate, t.served
 	old := e.Services[t.service.Name]
 	if t.from == nil {
-		t.from = was // of the other engine, if it is not old
+		t.from = was // in the other engine, if it is not old
 	}
 	p, err := t.next(e, old)
 	if err != nil {
@@ -54,7 +54,7 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 	p.Engine, p.Reason = kind, why
 	onEmpty := p.Service.OnEmpty
 	if len(t.served) > 0 && kind == spec.EngineReuseport {
-		p.Service.OnEmpty = spec.Pass // until its members are there: see AdmitAll
+		p.Service.OnEmpty = spec.Pass // until its members are admitted: see AdmitAll
 	}
 	if err := e.PublishInPlace(ctx, p, old, ns, t.rate); err != nil {
 		return err
@@ -76,14 +76,14 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 	if err := engine.ReconcileBind(l, p.Service.SharePort); err != nil {
 		return err
 	}
-	// The other service may be the one that is copied, and have come before this one.
+	// The copied service may have been published before this one, its target.
 	if err := engine.ReconcileCopies(l, t.scope, true); err != nil || kind == spec.EngineSkLookup && p.Service.OnEmpty != spec.Drop {
 		return err
 	}
 	return e.StartSocketHolder()
 }
 
-// vet says what this kernel cannot do for the service, and removes what is pinned of namespaces that are gone: before anything changes.
+// vet checks that the kernel supports the service, and deletes pins of removed namespaces, before any change.
 func (t target) vet(l *kernel.WriteLock) error {
 	if t.service.SharePort {
 		if err := probe.BindShare.Check(); err != nil {
@@ -102,7 +102,7 @@ func (t target) vet(l *kernel.WriteLock) error {
 	return nil
 }
 
-// inBatch is what a service needs before the batch reconciles.
+// inBatch does the work of a service that must precede the batch's reconciliation.
 func (t target) inBatch(e *engine.Engine, p, old *record.Service) error {
 	if err := e.ReconcileOne(p, old); err != nil {
 		return err
@@ -113,7 +113,7 @@ func (t target) inBatch(e *engine.Engine, p, old *record.Service) error {
 	return e.StartSocketHolder()
 }
 
-// openEngine opens the engine of the service, and makes it where there is none.
+// openEngine opens the engine of the service, or creates it.
 func (t target) openEngine(l *kernel.WriteLock, ns *netns.Handle, kind spec.Engine) (e *engine.Engine, done func(), err error) {
 	shared := t.batch != nil
 	open := func() (*engine.Engine, error) {
@@ -139,9 +139,8 @@ func (t target) openEngine(l *kernel.WriteLock, ns *netns.Handle, kind spec.Engi
 	return e, e.Close, nil
 }
 
-// next is the published form of t. Slots that stay keep their rows, and so their
-// members and counts. Where the endpoints' numbers would mean other sockets to a
-// packet that is on its way, everything is new.
+// next returns the new record of t. Remaining slots keep their rows, and with them members and counters. If the
+// endpoint numbers change, id and rows are new: a packet in flight must not see the old numbers with new sockets.
 func (t target) next(e *engine.Engine, old *record.Service) (*record.Service, error) {
 	p := &record.Service{Service: t.service, Netns: t.netns}
 	if from := t.inherits(old); p.Service.Seed == nil && from != nil {
@@ -160,7 +159,7 @@ func (t target) next(e *engine.Engine, old *record.Service) (*record.Service, er
 		p.Rows = slices.Clone(old.Rows[:min(len(old.Rows), p.Service.Slots)])
 	} else if p.ID, err = e.FreeID(); err != nil {
 		return nil, err
-	} else if err = e.DropDevices(map[uint32]bool{p.ID: true}); err != nil { // of whoever had it, should a killed command have left them
+	} else if err = e.DropDevices(map[uint32]bool{p.ID: true}); err != nil { // left by a killed command for the id's previous service
 		return nil, err
 	}
 	more, err := e.FreeRows(p.Service.Slots - len(p.Rows))

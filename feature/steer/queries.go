@@ -20,7 +20,7 @@ import (
 type DeviceReport struct {
 	Service string         `json:"service"`
 	Devices []state.Device `json:"devices"`
-	Problem string         `json:"problem,omitempty"` // why something is not shown
+	Problem string         `json:"problem,omitempty"` // reason of missing data
 }
 
 // WhereReport is the answer to the query "where": the slots of sources of one service.
@@ -45,7 +45,7 @@ func (Feature) Queries() []feature.Query {
 	}
 }
 
-// ofService makes an answer about the service that the argument service names.
+// ofService returns an answer about the service in the parameter "service".
 func ofService(answer func(*kernel.Root, *state.Service, url.Values) (any, error)) func(context.Context, *kernel.Root, url.Values) (any, error) {
 	return func(ctx context.Context, r *kernel.Root, q url.Values) (any, error) {
 		st, err := state.Read(ctx, r)
@@ -90,7 +90,8 @@ func (Feature) Deliver(ctx context.Context, r *kernel.Root, p explain.Packet, ev
 	return explain.Explain(ctx, r, p)
 }
 
-// Report implements feature.Reporter: the state with misplaced sessions, reasons of empty slots and services without a socket.
+// Report implements feature.Reporter. It returns the state with misplaced sessions, reasons of empty slots and services
+// without a socket.
 func (Feature) Report(ctx context.Context, r *kernel.Root, faults []kernel.Fault) (any, error) {
 	st, err := state.Read(ctx, r)
 	if err != nil {
@@ -103,7 +104,7 @@ func (Feature) Report(ctx context.Context, r *kernel.Root, faults []kernel.Fault
 	return st, err
 }
 
-// noteFaults tells services of damage to their engine.
+// noteFaults adds damage of an engine to its services.
 func noteFaults(st *state.State, faults []kernel.Fault) {
 	for i := range st.Services {
 		v := &st.Services[i]

@@ -22,9 +22,8 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// Collectors register themselves over a socket of its own: everybody may
-// connect to it, so it answers that one question and reads nothing to anybody.
-// Who asks is taken from the kernel, never from the request.
+// Collectors register themselves through a separate socket. Every user may connect to it, so it answers only this
+// request and reveals nothing. The kernel identifies the requester, never the request.
 
 // SocketFlag implements feature.SocketServer.
 func (Feature) SocketFlag() feature.SocketFlag {
@@ -47,7 +46,7 @@ type registerSocket struct {
 	log  *slog.Logger
 }
 
-// Collector implements feature.Socket: there are no metrics.
+// Collector implements feature.Socket. There are no metrics.
 func (*registerSocket) Collector() prometheus.Collector { return nil }
 
 // Serve implements feature.Socket.
@@ -60,7 +59,7 @@ func (s *registerSocket) Serve(ctx context.Context, path string) error {
 	return accept.HTTP(ctx, l, s.handler(), accept.Options{Name: "register", PerPeer: connectionsPerUser, Once: true, Log: s.log})
 }
 
-// listenRegister makes the socket that collectors register over.
+// listenRegister creates the registration socket.
 func listenRegister(path string) (net.Listener, error) {
 	l, err := accept.Unix(path)
 	if err != nil {
@@ -73,12 +72,12 @@ func listenRegister(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// Limits on whoever may connect.
+// Limits of clients.
 const (
-	connectionsPerUser = 16 // root is not limited
+	connectionsPerUser = 16 // root has no limit
 	registerDefault    = 30 * time.Second
 	registerLongest    = 5 * time.Minute
-	maxRegistration    = 4096 // bytes of a form
+	maxRegistration    = 4096 // of a form, in bytes
 )
 
 // handler answers POST /v1/register.
@@ -109,7 +108,7 @@ func (s *registerSocket) handler() http.Handler {
 	return mux
 }
 
-// registration is what is asked for.
+// registration is the content of a request.
 type registration struct {
 	service string
 	slot    int
@@ -127,7 +126,7 @@ func readRegistration(w http.ResponseWriter, r *http.Request) (q registration, e
 		return q, errors.New("want service=NAME&slot=NUMBER")
 	}
 	if ms, err := strconv.Atoi(r.PostFormValue("timeout_ms")); err == nil && ms > 0 {
-		q.limit = time.Duration(min(ms, int(registerLongest.Milliseconds()))) * time.Millisecond // clipped first: the product may overflow
+		q.limit = time.Duration(min(ms, int(registerLongest.Milliseconds()))) * time.Millisecond // limited first: the product could overflow
 	}
 	return q, c.SetReadDeadline(time.Time{})
 }
@@ -146,7 +145,7 @@ func registerStatus(err error) int {
 	return http.StatusUnprocessableEntity
 }
 
-// requestPeer is the process that has sent a request.
+// requestPeer returns the process that sent a request.
 func requestPeer(r *http.Request) (peer bindings.Peer, err error) {
 	c, ok := accept.ConnFrom(r.Context())
 	if !ok {

@@ -19,7 +19,7 @@ func (Feature) Remove(ctx context.Context, l *kernel.WriteLock) error {
 	if err != nil {
 		return err
 	}
-	// Groups keep their program until it is taken from them, and devices their filter.
+	// Groups keep their program and devices their filter until both are detached.
 	for _, i := range all {
 		if i == engine.CopyInstance(i.Scope) {
 			if err := dropCopies(l, i); err != nil {
@@ -38,10 +38,10 @@ func (Feature) Remove(ctx context.Context, l *kernel.WriteLock) error {
 				return err
 			}
 			defer e.Close()
-			defer e.PokeSocketHolder() // once its pins are gone, to see that it is not wanted any more
+			defer e.PokeSocketHolder() // after its pins are removed, so it exits
 		}
 	}
-	// The programs first: what they would steer by goes after them.
+	// Remove the programs first, then the maps they use.
 	for _, engines := range []bool{true, false} {
 		for _, i := range all {
 			if err := ctx.Err(); err != nil {
@@ -57,7 +57,7 @@ func (Feature) Remove(ctx context.Context, l *kernel.WriteLock) error {
 	return nil
 }
 
-// dropCopies takes the filters of a namespace's copies away, also those whose pins cannot be read: they have a name.
+// dropCopies removes the filters of a namespace's copies. Filters with unreadable pins are found by name.
 func dropCopies(l *kernel.WriteLock, i kernel.Instance) error {
 	if o, err := l.Open(i); err == nil {
 		defer o.Close()
@@ -67,7 +67,7 @@ func dropCopies(l *kernel.WriteLock, i kernel.Instance) error {
 	}
 	ns, err := l.OpenScope("", i.Scope)
 	if errors.Is(err, slots.ErrNetnsGone) {
-		return nil // with its devices
+		return nil // the devices vanished with the namespace
 	} else if err != nil {
 		return err
 	}

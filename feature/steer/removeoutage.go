@@ -17,7 +17,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// PlanRemove implements feature.RemovePlanner: a file without steering keeps bindings, and Remove takes them away.
+// PlanRemove implements feature.RemovePlanner. A configuration without steering keeps bindings, but Remove removes
+// them.
 func (f Feature) PlanRemove(ctx context.Context, r *kernel.Root) (feature.Plan, error) {
 	st, err := f.State(ctx, r)
 	if err != nil {
@@ -52,7 +53,7 @@ func bindingsLost(plan *feature.Plan, r *kernel.Root, i kernel.Instance) error {
 	defer v.Close()
 	ns, err := slots.OpenNetns("", v.Pins.Meta.ID())
 	if err != nil {
-		return nil // it is gone, and so is its traffic
+		return nil // the namespace is gone
 	}
 	defer ns.Close()
 	labels, err := v.Labels.All()

@@ -24,21 +24,21 @@ import (
 
 var _ feature.Restorer = Feature{}
 
-// savedState is steering as it was, apart from pins and files.
+// savedState is the saved state of steering, independent of pins and files.
 type savedState struct {
 	Services  []savedService             `json:"services,omitempty"`
 	Templates map[string]templates.Saved `json:"templates,omitempty"` // by scope
-	Cookies   map[string]uint64          `json:"cookies,omitempty"`   // of the namespaces of templates, by scope
+	Cookies   map[string]uint64          `json:"cookies,omitempty"`   // of the templates' namespaces, by scope
 }
 
-// savedService is a service with its seed, its table and what operators changed.
+// savedService is a service with its seed, its table and the operator overrides.
 type savedService struct {
 	Scope   string                     `json:"scope"`
 	Cookie  uint64                     `json:"cookie,omitempty"` // of the namespace
 	Was     *record.Service            `json:"was"`
-	Table   []byte                     `json:"table"` // a slot a bucket
+	Table   []byte                     `json:"table"` // slot by bucket
 	Devices []byte                     `json:"devices,omitempty"`
-	Members map[int]templates.MemberID `json:"members,omitempty"` // by slot: processes that served it
+	Members map[int]templates.MemberID `json:"members,omitempty"` // by slot
 }
 
 // Save implements feature.Restorer.
@@ -73,14 +73,14 @@ func (Feature) Save(_ context.Context, r *kernel.Root) ([]byte, error) {
 		if errors.Is(err, kernel.ErrUnreadable) {
 			return nil, err
 		} else if err != nil {
-			continue // removed meanwhile, or it cannot be read and stays as it is
+			continue // removed meanwhile, or unreadable and unchanged
 		}
 		out.Services = append(out.Services, s)
 	}
 	return json.Marshal(out)
 }
 
-// saveService reads a service. It leaves the pins of its engine open for the next one.
+// saveService reads a service. It leaves the pins of its engine open for the next service.
 func saveService(r *kernel.Root, i kernel.Instance, engines map[kernel.Instance]*kernel.Opened) (savedService, error) {
 	p, err := record.Read(r, i)
 	if err != nil {
@@ -98,7 +98,7 @@ func saveService(r *kernel.Root, i kernel.Instance, engines map[kernel.Instance]
 	at := p.EngineInstance(i.Scope)
 	if engines[at] == nil {
 		if engines[at], err = r.Open(at, "slots"); errors.Is(err, kernel.ErrNotExist) {
-			return s, nil // nothing steers it
+			return s, nil // its engine is missing
 		} else if err != nil {
 			return s, err
 		}
@@ -113,7 +113,7 @@ func saveService(r *kernel.Root, i kernel.Instance, engines map[kernel.Instance]
 	return s, nil
 }
 
-// PlanRestore implements feature.Restorer. What operators have changed since stays.
+// PlanRestore implements feature.Restorer. Later operator changes stay.
 func (Feature) PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) (feature.Plan, error) {
 	var plan feature.Plan
 	var was savedState
@@ -161,11 +161,11 @@ func (Feature) PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) (f
 		}
 	}
 	b.finish(&plan)
-	plan.Outages = nil // it is what there was
+	plan.Outages = nil // it restores the previous state
 	return plan, nil
 }
 
-// target is a saved service as one that is wanted.
+// target returns a saved service as a wanted one.
 func (s savedService) target(b *batch) (target, error) {
 	inode, err := record.ScopeInode(s.Scope)
 	if err != nil {
@@ -177,7 +177,7 @@ func (s savedService) target(b *batch) (target, error) {
 		return target{}, err
 	}
 	t := target{service: s.Was.Service.WithDefaults(), scope: s.Scope, netns: ref, id: id, batch: b, was: &former{live: s.Was.Overrides}}
-	t.service.Engine = s.Was.Engine // auto would keep the one that it has now
+	t.service.Engine = s.Was.Engine // auto would keep the current engine
 	for _, slot := range s.Table {
 		t.was.table = append(t.was.table, uint16(slot))
 	}
@@ -190,7 +190,7 @@ func (s savedService) target(b *batch) (target, error) {
 	return t, err
 }
 
-// planReturns gives slots back to members that no configuration names: they registered themselves, or somebody did.
+// planReturns gives slots back to members that no configuration names: they registered themselves or were registered.
 func (t target) planReturns(plan *feature.Plan, have state.State, members map[slots.Slot]templates.MemberID) {
 	s, _ := serviceAt(have, t.scope, t.service.Name)
 	for n := range t.service.Slots {
@@ -220,7 +220,7 @@ func (t target) planReturns(plan *feature.Plan, have state.State, members map[sl
 	}
 }
 
-// serviceAt is the state of a service of a namespace.
+// serviceAt returns the state of a service in a namespace.
 func serviceAt(st state.State, scope, name string) (*state.Service, bool) {
 	i := slices.IndexFunc(st.Services, func(s state.Service) bool { return s.Name == name && s.PinScope == scope })
 	if i < 0 {
@@ -229,14 +229,14 @@ func serviceAt(st state.State, scope, name string) (*state.Service, bool) {
 	return &st.Services[i], true
 }
 
-// former is where a service's devices were.
+// former is the previous assignment of a service's devices.
 type former struct {
 	live  record.Overrides
 	table []uint16
 }
 
-// shape gives p the former table. Of what operators change, apply takes away only what is about slots that it takes away:
-// all else that differs by now is an operator's later word, and stays.
+// shape gives p the former table. apply removes only overrides of removed slots. All other differences are later
+// operator changes and stay.
 func (f *former) shape(p, now *record.Service) {
 	file, list := p.Devices, p.List
 	p.Overrides = f.live.Clone()
@@ -257,7 +257,7 @@ func (f *former) shape(p, now *record.Service) {
 	p.Rebalance()
 }
 
-// since is what operators changed until now, with what went with slots that are gone now.
+// since returns the current operator changes, plus those lost with removed slots.
 func (f *former) since(now *record.Service) record.Overrides {
 	v, slots := now.Overrides.Clone(), now.Service.Slots
 	for a, slot := range f.live.Moved {
@@ -287,7 +287,7 @@ func put[K comparable, V any](m map[K]V, k K, v V) map[K]V {
 	return m
 }
 
-// moved says whether devices of a published service are at other places than t puts them.
+// moved reports whether a published service assigns devices to other slots than t.
 func (t target) moved(have *record.Service) bool {
 	p := &record.Service{Service: t.service}
 	p.SetDevices(t.devices)

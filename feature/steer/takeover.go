@@ -23,15 +23,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A service that is created, or gets one more listen, decides about packets that the kernel alone has given to a bound socket
-// until then. Where a slot stays empty and rejects, that socket loses the slot's share. Nobody loses anything at a port without
-// a socket: a first apply before the daemons start is no outage.
+// A new service, or a new listen, takes over packets that the kernel previously gave to a bound socket. If a slot stays
+// empty and rejects, that socket loses the slot's share. At a port without a socket nothing is lost: a first apply
+// before the daemons start is no outage.
 
-// takeover adds to a plan which traffic of bound sockets would meet a slot that stays empty. s is the service as it is; nil:
-// there is none.
+// takeover adds the outages of bound sockets whose traffic would go to an empty slot. s is the current service, or nil.
 func (t *target) takeover(ctx context.Context, plan *feature.Plan, have state.State, s *state.Service, kind spec.Engine) error {
 	eps := t.gained(s)
-	if len(eps) == 0 || t.service.OnEmpty == spec.Pass || t.was != nil { // a rollback is not refused
+	if len(eps) == 0 || t.service.OnEmpty == spec.Pass || t.was != nil { // a rollback is never refused
 		return nil
 	}
 	ns, err := slots.OpenNetns(t.netns, t.id)
@@ -56,14 +55,14 @@ func (t *target) takeover(ctx context.Context, plan *feature.Plan, have state.St
 	}
 	reasons := t.emptyAfter(ctx, slots, true, ns)
 	if kind == spec.EngineReuseport && !slices.ContainsFunc(reasons, func(err error) bool { return err == nil }) {
-		return nil // its programs come with the first member
+		return nil // its programs are attached with the first member
 	}
 	lost := lostTo(p, reasons)
 	if already, all := lostAlready(have, t, eps); all && sum(lost) <= already {
 		return nil
 	}
 	for n, buckets := range lost {
-		if buckets > 0 && !(n < len(slots) && slots[n].Admitted()) { // else told as emptied
+		if buckets > 0 && !(n < len(slots) && slots[n].Admitted()) { // otherwise reported as emptied
 			plan.Outage("slot %d of service %s would stay empty (on_empty: %s) and take %d %% of the traffic of %s: %v: %s",
 				n, t.service.Name, t.service.OnEmpty, percent(buckets), losers, reasons[n], remedy(p, n))
 		}
@@ -71,24 +70,24 @@ func (t *target) takeover(ctx context.Context, plan *feature.Plan, have state.St
 	return nil
 }
 
-// gained are the endpoints that the service decides about after the change, and the kernel alone before.
+// gained returns the endpoints that the change takes over from the kernel's own choice.
 func (t *target) gained(s *state.Service) []service.Endpoint {
 	eps := t.service.Endpoints()
 	switch {
 	case s == nil:
 		return eps
 	case s.Bypassed:
-		return nil // apply keeps it so
+		return nil // apply keeps the bypass
 	case s.OnEmpty == spec.Pass && !anyServed(s):
 		return eps
 	}
 	return slices.DeleteFunc(eps, func(e service.Endpoint) bool { return slices.ContainsFunc(s.Endpoints, e.Overlaps) })
 }
 
-// anyServed says whether any slot has a member.
+// anyServed reports whether any slot has a member.
 func anyServed(s *state.Service) bool { return slices.ContainsFunc(s.Slots, slots.State.Admitted) }
 
-// remedy is what lets a slot that is empty serve.
+// remedy returns the remedy for an empty slot.
 func remedy(p *record.Service, slot int) string {
 	switch {
 	case p.Service.Member(slot) == nil:
@@ -99,7 +98,7 @@ func remedy(p *record.Service, slot int) string {
 	return "start the member, or use on_empty: next or pass"
 }
 
-// lostTo counts, by slot, the buckets that an empty slot loses.
+// lostTo counts, by slot, the buckets without service because the slot is empty.
 func lostTo(p *record.Service, reasons []error) []int {
 	served := slices.ContainsFunc(reasons, func(err error) bool { return err == nil })
 	if p.Service.OnEmpty == spec.Pass || p.Service.OnEmpty == spec.Next && served {
@@ -108,7 +107,7 @@ func lostTo(p *record.Service, reasons []error) []int {
 	return countLost(p, reasons, func(int) bool { return true })
 }
 
-// countLost counts the buckets of some that meet a slot with a reason to be empty, by slot.
+// countLost counts the buckets selected by some in slots with a reason to be empty, by slot.
 func countLost(p *record.Service, reasons []error, some func(bucket int) bool) []int {
 	lost := make([]int, len(reasons))
 	for b, slot := range p.Table {
@@ -126,8 +125,8 @@ func sum(all []int) (n int) {
 	return n
 }
 
-// lostAlready is how many buckets of another service meet an empty slot, and whether that service decides about all of the
-// endpoints now: a service that is renamed takes no more away than it did.
+// lostAlready returns the buckets of another service that already go to empty slots. all reports whether that service
+// covers all endpoints now. A renamed service then takes away no more than before.
 func lostAlready(st state.State, t *target, eps []service.Endpoint) (buckets int, all bool) {
 	for i := range st.Services {
 		o := &st.Services[i]
@@ -139,7 +138,7 @@ func lostAlready(st state.State, t *target, eps []service.Endpoint) (buckets int
 	return 0, false
 }
 
-// emptyReasons says why slots are empty; nil for one that is not.
+// emptyReasons returns the reasons of empty slots, nil for the others.
 func emptyReasons(s *state.Service) []error {
 	out := make([]error, s.Record.Service.Slots)
 	if len(s.Slots) == 0 { // its engine is missing
@@ -155,14 +154,14 @@ func emptyReasons(s *state.Service) []error {
 	return out
 }
 
-// boundSockets remembers the sockets at ports of namespaces, and their processes: the services of a plan share ports.
+// boundSockets caches the sockets at ports of namespaces and their processes, because services of a plan share ports.
 type boundSockets struct {
 	at    map[string][]sockdiag.Socket
 	names map[uint32]string // by inode
 	local map[string][]netip.Prefix
 }
 
-// sockets are those that the batch knows already.
+// sockets returns the batch's cache.
 func (t *target) sockets() *boundSockets {
 	if t.batch == nil {
 		return newBoundSockets()
@@ -174,7 +173,7 @@ func newBoundSockets() *boundSockets {
 	return &boundSockets{at: map[string][]sockdiag.Socket{}, names: map[uint32]string{}, local: map[string][]netip.Prefix{}}
 }
 
-// losing are sockets with their processes.
+// losing lists sockets with their processes.
 type losing []string
 
 func (l losing) String() string {
@@ -184,7 +183,7 @@ func (l losing) String() string {
 	return strings.Join(l, ", ")
 }
 
-// losers are the sockets that get packets of the endpoints by the kernel's own choice.
+// losers returns the sockets that receive packets of the endpoints by the kernel's own choice.
 func (b *boundSockets) losers(ns *netns.Handle, scope string, eps []service.Endpoint) (out losing, err error) {
 	err = ns.Do(func() error {
 		for _, e := range eps {
@@ -214,7 +213,7 @@ func (b *boundSockets) losers(ns *netns.Handle, scope string, eps []service.Endp
 	return out, err
 }
 
-// name is the process of a socket. Beyond so many as are told it looks for none: each search goes through all of /proc.
+// name returns the process of a socket. After MaxTold names it stops searching, because each search reads all of /proc.
 func (b *boundSockets) name(inode uint32) string {
 	if name, ok := b.names[inode]; ok {
 		return name
@@ -229,7 +228,7 @@ func (b *boundSockets) name(inode uint32) string {
 	return name
 }
 
-// gets says whether a socket gets packets of an endpoint, in the calling thread's namespace.
+// gets reports whether a socket receives packets of an endpoint, in the calling thread's namespace.
 func (b *boundSockets) gets(scope string, s sockdiag.Socket, e service.Endpoint) (bool, error) {
 	a := s.Local.Addr().Unmap()
 	if s.Family != e.Family && (e.Family != unix.AF_INET || s.V6Only) {
@@ -244,7 +243,7 @@ func (b *boundSockets) gets(scope string, s sockdiag.Socket, e service.Endpoint)
 	return b.isLocal(scope, e.Prefix)
 }
 
-// isLocal says whether packets to addresses of a prefix are this host's.
+// isLocal reports whether addresses of a prefix belong to this host.
 func (b *boundSockets) isLocal(scope string, p netip.Prefix) (bool, error) {
 	local, ok := b.local[scope]
 	if !ok {

@@ -17,8 +17,8 @@ import (
 
 var _ feature.Completer = Feature{}
 
-// Complete implements feature.Recoverer. A service keeps its seed, its table and what
-// operators changed; an engine keeps every map that is alive.
+// Complete implements feature.Completer. A service keeps its seed, its table and the operator overrides. An engine
+// keeps its remaining maps.
 func (Feature) Complete(l *kernel.WriteLock, i kernel.Instance, lacks []string) (note string, err error) {
 	if kind, ok := record.EngineKind(i); ok {
 		return engine.RecoverEngine(l, i, kind, lacks)
@@ -26,10 +26,10 @@ func (Feature) Complete(l *kernel.WriteLock, i kernel.Instance, lacks []string) 
 	if kernel.ValidName(i.Name) {
 		return recoverService(l, i)
 	}
-	return "made anew", l.Remove(i) // it follows from the services
+	return "made anew", l.Remove(i) // derived from the services
 }
 
-// recoverService publishes a service again as it was.
+// recoverService publishes a service again from its record.
 func recoverService(l *kernel.WriteLock, i kernel.Instance) (note string, err error) {
 	p, err := record.Read(l.Root, i)
 	if errors.Is(err, kernel.ErrDamaged) {
@@ -85,14 +85,13 @@ func upgradeStep(o state.Outdated) feature.Step {
 		Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", upgrade(l, o.Scope, o.Engine) }}
 }
 
-// upgrade puts this weir's program in place of another's, and brings the maps
-// into this weir's layout. Every packet meets one of the two programs, with maps
-// that say the same. Killed at any step, the next command finishes.
+// upgrade replaces an engine's program by this version's, and converts the maps to its layout. Every packet meets one
+// of the two programs, with equivalent maps. After a kill at any step, the next command finishes.
 func upgrade(l *kernel.WriteLock, scope string, kind spec.Engine) error {
 	if err := engine.UpgradeEngine(l, scope, kind); err != nil {
 		return err
 	}
-	e, err := engine.OpenEngine(l, scope, kind) // which finishes it
+	e, err := engine.OpenEngine(l, scope, kind) // finishes the upgrade
 	if err != nil {
 		return err
 	}

@@ -27,47 +27,45 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// lookEvery is how often the watcher looks at most without having been told (lookouts): for
-// pidfiles that are written late, and where the kernel lacks the hooks. Variable for
-// the test that shows what is noticed without it.
+// lookEvery is the polling interval of the watcher without events (see lookouts). Polling finds pidfiles written late,
+// and serves kernels without the hooks. A test changes it.
 var lookEvery = time.Second
 
-// commandsApart is how long the watcher waits at least from one look to the next if
-// it only hears that weir commands change something: a thousand daemons may be
-// registered one after the other.
+// commandsApart is the minimum time between two searches caused only by other weir commands: a thousand daemons may
+// register one after the other.
 const commandsApart = 50 * time.Millisecond
 
-// retries is when to look again after an event: the kernel tells before the
-// socket can be found, and a pidfile may follow the sockets it stands for.
+// retries are the times of further searches after an event. The kernel reports a socket before it can be found, and a
+// pidfile may be written after its sockets.
 var retries = []time.Duration{0, time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond,
 	50 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond}
 
 var _ feature.Runner = Feature{}
 
-// watcher gives slots to members as they come.
+// watcher admits members when they appear.
 type watcher struct {
 	root *kernel.Root
 	own  *feature.OwnLock
 	log  feature.Logger
-	hook *hooks // nil where the kernel has none
+	hook *hooks // nil: the kernel has none
 	said feature.Reported[slots.Slot]
 
-	changes   *kernel.Changes // nil where the host has no watch to spare
+	changes   *kernel.Changes // nil: the host has no inotify watch to spare
 	polled    time.Time
 	state     *state.Reader
 	templates *templates.Keeper
 	checks    *checks
 	lookouts  lookouts
 	pace      pace
-	marked    map[kernel.Instance]time.Time // engines with a change under way, and since when
+	marked    map[kernel.Instance]time.Time // engines with a change in progress, and its start
 	resets    resets
 	hand      reset.Hand
 	files     map[string]safefile.Seen
-	copying   map[string]map[uint32]uint32 // by namespace: devices that have the filter
+	copying   map[string]map[uint32]uint32 // by namespace: devices with the filter
 }
 
-// Run implements feature.Runner: it admits members when their sockets appear,
-// until ctx is done. Withdrawing needs no one: the program does it.
+// Run implements feature.Runner. It admits members when their sockets appear, until ctx is done. The program withdraws
+// slots by itself.
 func (f Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	events := make(chan bpf.WatchEvent, 1024)
 	own := &feature.OwnLock{Root: r}
@@ -105,14 +103,14 @@ func (f Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) er
 			timer.Reset(retries[0])
 			continue
 		case <-commands:
-			if sockets != nil && try >= len(retries) && !w.own.Echoes() { // else a look is due in a moment anyway
+			if sockets != nil && try >= len(retries) && !w.own.Echoes() { // otherwise a search is due in a moment
 				timer.Reset(commandsApart - min(time.Since(w.polled), commandsApart))
 			}
 			continue
 		case <-timer.C:
 		}
 		if d := w.pace.wait(time.Now()); d > 0 {
-			sockets = nil // a look is due already
+			sockets = nil // a search is due already
 			timer.Reset(d)
 			continue
 		}
@@ -146,7 +144,7 @@ func (w *watcher) drain(events chan bpf.WatchEvent) {
 	}
 }
 
-// poll tries every slot that lacks its member.
+// poll searches for the members of all slots without one.
 func (w *watcher) poll(ctx context.Context) error {
 	if w.changes != nil {
 		if err := w.changes.Renew(); err != nil {
@@ -208,8 +206,8 @@ func (w *watcher) poll(ctx context.Context) error {
 	return nil
 }
 
-// admit first looks without the lock: most looks find nothing. A member's check
-// runs beside, so that it holds up no other slot; its end brings another look.
+// admit first searches without the lock, because most searches find nothing. A member's check runs concurrently and
+// does not delay other slots. Its success triggers another search.
 func (w *watcher) admit(ctx context.Context, s *state.Service, n int, m service.Member) {
 	key := slots.Slot{Scope: s.PinScope, Service: s.Name, Slot: n}
 	who, err := engine.FindMember(s.Record, ctx, key, m)
@@ -241,7 +239,7 @@ func (w *watcher) admit(ctx context.Context, s *state.Service, n int, m service.
 	w.say(key, err, "slot admitted")
 }
 
-// sayKept logs once why a slot's member is not admitted, and another process serves on.
+// sayKept logs once that another process keeps a slot, with the reason its member is not admitted.
 func (w *watcher) sayKept(s slots.Slot, err error) {
 	if w.said.Changed(s, err.Error()) {
 		engine.RemarkKept(w.root, s, err)
@@ -249,15 +247,16 @@ func (w *watcher) sayKept(s slots.Slot, err error) {
 	}
 }
 
-// due says whether a slot's member is to be looked for now.
+// due reports whether a slot's member should be searched now.
 func (w *watcher) due(s *state.Service, slot slots.Slot) bool {
 	return !w.hook.complete() || w.lookouts.due(s, slot, time.Now())
 }
 
-// killedAfter is how long an engine's maps may differ from its pins, with nobody at work, until its command counts as killed.
+// killedAfter is the time after which an engine with differing maps and pins, and a free lock, counts as left by a
+// killed command.
 const killedAfter = 2 * time.Second
 
-// finishKilled brings into force what a killed command has published. A command that is at work has the lock.
+// finishKilled applies the published changes of a killed command. A running command has the lock.
 func (w *watcher) finishKilled(ctx context.Context) {
 	for i, e := range w.state.Engines {
 		if under, err := engine.IsMarked(e.Maps); err != nil || !under {
@@ -277,7 +276,7 @@ func (w *watcher) finishKilled(ctx context.Context) {
 			continue
 		}
 		kind, _ := record.EngineKind(i)
-		opened, err := engine.OpenEngine(l, i.Scope, kind) // which finishes it
+		opened, err := engine.OpenEngine(l, i.Scope, kind) // finishes it
 		if err == nil {
 			opened.Close()
 		}
@@ -288,7 +287,7 @@ func (w *watcher) finishKilled(ctx context.Context) {
 	}
 }
 
-// finishMove completes a change of engine whose command was killed; one that is at work has the lock.
+// finishMove completes a change of engine after its command was killed. A running command has the lock.
 func (w *watcher) finishMove(ctx context.Context) error {
 	l, unlock, err := w.own.Lock(ctx)
 	if err != nil {
@@ -298,7 +297,7 @@ func (w *watcher) finishMove(ctx context.Context) error {
 	return engine.FinishMove(l)
 }
 
-// say logs what became of a slot, once.
+// say logs the result for a slot once.
 func (w *watcher) say(s slots.Slot, err error, done string) {
 	text := ""
 	if err != nil {
@@ -315,8 +314,8 @@ func (w *watcher) say(s slots.Slot, err error, done string) {
 	}
 }
 
-// follow moves a service whose members run in another namespace than the one
-// it was published for, as a container's do after each of its restarts.
+// follow moves a service to its members' namespace if they run in another one. A container gets a new namespace at each
+// restart.
 func (w *watcher) follow(ctx context.Context, s *state.Service) (moved bool, err error) {
 	due := false
 	for _, slot := range s.Slots {
@@ -370,17 +369,17 @@ type hooks struct {
 	links   []interface{ Close() error }
 	reader  *ringbuf.Reader[bpf.WatchEvent]
 	watched map[uint16]bool
-	udp     bool        // the hooks of UDP sockets are there, too
-	lost    atomic.Bool // an event had no room: its port is not known
+	udp     bool        // with the hooks of UDP sockets
+	lost    atomic.Bool // an event was lost: its port is unknown
 }
 
-// complete says whether every socket that opens is told.
+// complete reports whether the hooks report every new socket.
 func (h *hooks) complete() bool { return h != nil && h.udp }
 
-// overflowed says whether events were lost since it was last asked.
+// overflowed reports whether events were lost since the last call.
 func (h *hooks) overflowed() bool { return h != nil && h.lost.Swap(false) }
 
-// openHooks attaches what the kernel offers and sends their events until ctx is done.
+// openHooks attaches the available hooks and sends their events until ctx is done.
 func openHooks(ctx context.Context, events chan<- bpf.WatchEvent) (*hooks, error) {
 	spec, err := bpf.LoadWatch()
 	if err != nil {
@@ -422,7 +421,7 @@ func (h *hooks) read(ctx context.Context, events chan<- bpf.WatchEvent) {
 			continue
 		}
 		if rest := pace.next(time.Now()); rest > 0 {
-			h.lost.Store(true) // what comes meanwhile may find no room
+			h.lost.Store(true) // events during the pause may be lost
 			select {
 			case <-ctx.Done():
 			case <-time.After(rest):
@@ -430,13 +429,13 @@ func (h *hooks) read(ctx context.Context, events chan<- bpf.WatchEvent) {
 		}
 		select {
 		case events <- e:
-		default: // a look is due already, for all slots
+		default: // a search for all slots is due already
 			h.lost.Store(true)
 		}
 	}
 }
 
-// watch tells the programs which ports matter.
+// watch sets the ports of the programs.
 func (h *hooks) watch(st state.State) error {
 	if h == nil {
 		return nil
@@ -483,7 +482,7 @@ func (h *hooks) Close() {
 	}
 }
 
-// newTarget is a service wanted in a namespace.
+// newTarget returns a wanted service in a namespace.
 func newTarget(s spec.Service, ns *netns.Handle) target {
 	t := target{service: s.WithDefaults(), scope: record.Scope(ns), netns: ns.String(), id: ns.ID()}
 	if s.Netns != "" {

@@ -17,19 +17,19 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// takeOverAfter is how long resets stay due before the watcher does them: the
-// command that made them due claims them within moments, if it lives.
+// takeOverAfter is the delay before the watcher takes over due resets. The command that made them due claims them
+// within moments, unless it was killed.
 const takeOverAfter = 3 * time.Second
 
-// resets does in the watcher what killed commands left, and what follows from the
-// members that it admits: one engine at a time each.
+// resets are the watcher's resets: left by killed commands, or caused by its own admissions. Each engine has at most
+// one run.
 type resets struct {
-	seen map[kernel.Instance]time.Time // when they were first found due
+	seen map[kernel.Instance]time.Time // first time found due
 	busy map[kernel.Instance]chan struct{}
 	own  map[kernel.Instance]bool // made due by this watcher
 }
 
-// resetDue looks, without a lock, whether resets are due, and starts them.
+// resetDue checks for due resets without a lock, and starts them.
 func (w *watcher) resetDue(ctx context.Context) {
 	if w.resets.seen == nil {
 		w.resets = resets{map[kernel.Instance]time.Time{}, map[kernel.Instance]chan struct{}{}, map[kernel.Instance]bool{}}
@@ -88,21 +88,21 @@ func (w *watcher) logReset(r reset.Reset) {
 	w.log.Info("session reset", "service", r.Service, "router", r.Router(), "slots", r.Slots())
 }
 
-// waitResets waits for the resets that run, once ctx is done.
+// waitResets waits for running resets after ctx is done.
 func (w *watcher) waitResets() {
 	for _, done := range w.resets.busy {
 		<-done
 	}
 }
 
-// ownResets has the resets that follow from admitting a member begin at once.
+// ownResets makes the resets caused by an admission start at once.
 func (w *watcher) ownResets(s *state.Service) {
 	if w.resets.own != nil {
 		w.resets.own[s.Record.EngineInstance(s.PinScope)] = true
 	}
 }
 
-// followFile publishes a service's devices anew when their file has changed.
+// followFile reloads a service's devices after their file has changed.
 func (w *watcher) followFile(ctx context.Context, s *state.Service) {
 	if s.By != spec.ByDevice || s.Record.Devices == nil {
 		return
@@ -123,7 +123,7 @@ func (w *watcher) followFile(ctx context.Context, s *state.Service) {
 	w.sayDevices(key, s, err)
 }
 
-// reload publishes a service with the devices that its file has now.
+// reload publishes a service with the current content of its devices file.
 func (w *watcher) reload(ctx context.Context, s *state.Service) error {
 	list, err := spec.LoadDevices(s.DevicesFile)
 	if err != nil {
@@ -146,7 +146,7 @@ func (w *watcher) reload(ctx context.Context, s *state.Service) error {
 	return nil
 }
 
-// sayDevices tells once of a file that cannot be used: what was read before holds.
+// sayDevices logs once that a devices file is not usable. The previous devices stay in force.
 func (w *watcher) sayDevices(key slots.Slot, s *state.Service, err error) {
 	text := ""
 	if err != nil {

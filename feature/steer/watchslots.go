@@ -16,8 +16,7 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// followCopies puts the filter of a namespace's copies on devices that have come
-// since, and takes it from those that have become a bridge's or a bond's.
+// followCopies attaches the copy filter to new devices, and detaches it from new ports of a bridge or bond.
 func (w *watcher) followCopies(ctx context.Context, st state.State) {
 	copied := map[string]*state.Service{}
 	for i := range st.Services {
@@ -53,7 +52,7 @@ func (w *watcher) syncCopies(ctx context.Context, scope string) error {
 	return engine.ReconcileCopies(l, scope, true)
 }
 
-// copyDevices are the devices of the service's namespace that take part.
+// copyDevices returns the devices of the service's namespace with packets for the host.
 func copyDevices(s *state.Service) (devices map[uint32]uint32, err error) {
 	ns, err := s.OpenNetns()
 	if err != nil {
@@ -64,32 +63,32 @@ func copyDevices(s *state.Service) (devices map[uint32]uint32, err error) {
 	return devices, err
 }
 
-// A service with generations gives a slot to the next process that its member names:
-// the pidfile's new number, another process of the unit or the cgroup, with sockets of
-// its own. weir serve looks for one while the slot is served.
+// A service with generations gives a slot to the next process of its member: the new number in the pidfile, or another
+// process of the unit or the cgroup, with its own sockets. weir serve searches for it while the slot is served.
 
-// succeed looks for the next generation of a slot that is served.
+// succeed searches for the next generation of a served slot.
 func (w *watcher) succeed(ctx context.Context, s *state.Service, slot slots.State, m service.Member) {
 	if s.Record.Service.Generations == nil || slot.Drains != 0 {
-		return // one after the other
+		return // one at a time
 	}
 	n := m
 	n.Not = slot.Cookies()
 	key := slots.Slot{Scope: s.PinScope, Service: s.Name, Slot: slot.Slot}
 	if _, err := engine.FindMember(s.Record, ctx, key, n); err != nil {
-		return // nobody, or not whole yet
+		return // none, or not complete yet
 	}
 	w.admit(ctx, s, slot.Slot, n)
 }
 
-// awaits says whether a process keeps a slot from before its member was configured: the member gets the slot when it comes. A process that
-// an operator has admitted keeps its slot: its admission has ended the remark. With generations succeed looks for the member.
+// awaits reports whether a process from before the member's configuration keeps the slot. The member gets the slot when
+// it appears. A process admitted by an operator keeps its slot, because its admission cleared the remark. With
+// generations, succeed searches for the member.
 func (w *watcher) awaits(s *state.Service, slot int) bool {
 	return s.Record.Service.Generations == nil &&
 		strings.HasPrefix(w.root.Remarks(record.Instance(s.PinScope, s.Name), strconv.Itoa(slot)), engine.KeptMark)
 }
 
-// fallBack gives a slot whose member is gone to the generation before, while that lives.
+// fallBack gives a slot without its member to the previous generation if that still runs.
 func (w *watcher) fallBack(ctx context.Context, s *state.Service, slot int) bool {
 	l, unlock, err := w.own.Lock(ctx)
 	if err != nil {

@@ -14,17 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// given are sockets that weir opens for a daemon, as systemd does for a unit
-// with socket activation (sd_listen_fds(3)): descriptors 3 and up, in the order
-// of the service's listens.
+// given is the sockets opened by weir for a daemon, like systemd's socket activation (sd_listen_fds(3)): descriptors
+// from 3, in the order of the service's listens.
 type given struct {
 	files []*os.File
 	names []string
 }
 
-// openGiven opens one socket for each listen in namespace ns, as user uid, whom
-// the kernel asks for when several sockets share a port. A listen of both
-// families is one dual-stack socket.
+// openGiven opens one socket for each listen in namespace ns, owned by user uid. The kernel lets sockets share a port
+// only if they have the same owner. A listen of both families is one dual-stack socket.
 func openGiven(ns *netns.Handle, listens []service.Listen, backlog, uid int) (*given, error) {
 	g := &given{}
 	err := ns.Do(func() error {
@@ -53,8 +51,8 @@ func portAdvice(err error) string {
 	return ""
 }
 
-// openAs makes a bound socket that belongs to uid. It runs on a thread that is
-// thrown away.
+// openAs opens a bound socket owned by uid. It changes the thread's fsuid, so it must run on a thread that is
+// discarded.
 func openAs(uid int, l service.Listen, backlog int) (int, error) {
 	family, typ := unix.AF_INET, unix.SOCK_DGRAM
 	if l.V6 {
@@ -91,7 +89,7 @@ func bindShared(fd int, l service.Listen, backlog int) error {
 		}
 		options = append(options, struct{ level, name, value int }{unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, only})
 	}
-	if !wildcard { // the first address stands for a prefix, whether or not an interface has it
+	if !wildcard { // bind to the first address of a prefix, even if no interface has it
 		options = append(options, struct{ level, name, value int }{unix.IPPROTO_IP, unix.IP_FREEBIND, 1})
 	}
 	for _, o := range options {
@@ -118,13 +116,12 @@ func bindShared(fd int, l service.Listen, backlog int) error {
 	return nil
 }
 
-// environ are the variables of sd_listen_fds(3) but LISTEN_PID, which only the
-// daemon's own process can set.
+// environ returns the variables of sd_listen_fds(3) except LISTEN_PID. Only the daemon's own process can set this one.
 func (g *given) environ() []string {
 	return []string{fmt.Sprintf("LISTEN_FDS=%d", len(g.files)), "LISTEN_FDNAMES=" + strings.Join(g.names, ":")}
 }
 
-// Close closes weir's own descriptors.
+// Close closes weir's descriptors of the sockets.
 func (g *given) Close() {
 	for _, f := range g.files {
 		f.Close()

@@ -14,8 +14,7 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// keepSlot gives the slot to a daemon once its sockets are there, and again
-// when it has opened others, until ctx is done.
+// keepSlot gives the slot to a daemon once its sockets exist, and again after it has reopened them, until ctx is done.
 func (s *supervisor) keepSlot(ctx context.Context, pid int) {
 	said := ""
 	had := false
@@ -57,7 +56,7 @@ func (s *supervisor) keepSlot(ctx context.Context, pid int) {
 	}
 }
 
-// retire ends the generation before the daemon, which has the slot now.
+// retire ends the previous generation. The daemon has the slot already.
 func (s *supervisor) retire(ctx context.Context) {
 	err := Retirement{Slot: s.Slot, Signal: s.Stop, Log: s.Log}.Run(ctx, s.root)
 	if err != nil && ctx.Err() == nil {
@@ -65,12 +64,12 @@ func (s *supervisor) retire(ctx context.Context) {
 	}
 }
 
-// wanted says whether the slot is to be given to the daemon: at its start; later
-// if it is empty, but for an operator who wants it so.
+// wanted reports whether the slot should go to the daemon: at its start, and later if the slot is empty, unless an
+// operator has withdrawn it.
 func (s *supervisor) wanted(pid int, had bool) bool {
 	slots, err := slots.Open(s.root, s.Slot.Scope, s.Slot.Service)
 	if err != nil {
-		return false // the service is gone, for now
+		return false // the service is gone for now
 	}
 	defer slots.Close()
 	now, err := slots.State(s.Slot.Slot)
@@ -83,12 +82,12 @@ func (s *supervisor) wanted(pid int, had bool) bool {
 	return true
 }
 
-// admit gives the slot to the daemon, or to the one of its children that has
-// the sockets: daemons come in wrappers.
+// admit gives the slot to the daemon, or to its child with the sockets, because daemons may run in wrappers.
 func (s *supervisor) admit(ctx context.Context, pid int) (changed bool, err error) {
 	m := s.member
-	// Read first: a child of this list that has inherited the sockets did so before its parent is
-	// asked. The member is who opened them, not a worker, which its master would start again.
+	// List the children before asking the parent. A listed child has then inherited its sockets from a parent that
+	// already had them, and the parent is found first. The member must be the process that opened the sockets, not a
+	// worker: its master would restart it.
 	children := slots.Descendants(pid)
 	m.PID = pid
 	if changed, err = engine.Admit(ctx, s.root, s.Slot, &m); !errors.Is(err, service.ErrNoSocket) {
@@ -103,7 +102,7 @@ func (s *supervisor) admit(ctx context.Context, pid int) (changed bool, err erro
 	return false, err
 }
 
-// become finds the user, by name or number, that the daemon runs as.
+// become resolves the daemon's user, given by name or number.
 func (s *supervisor) become(name string) (uid int, err error) {
 	id, err := users.Find(name)
 	if err != nil {

@@ -19,39 +19,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Retirement ends the generation before a slot's member, once nothing is left with
-// it: no UDP peer that it knows, no connection in its listeners' queues or on the
-// way there, no TCP connection, no datagram unread. At the deadline it ends whatever
-// is left, but for what waits in its sockets.
+// Retirement ends the previous generation of a slot once nothing remains: no known UDP peer, no connection in its
+// listeners' queues or in the handshake, no TCP connection, no unread datagram. At the deadline it ends the remaining
+// work, except data waiting in the sockets.
 type Retirement struct {
 	Slot   slots.Slot
-	Signal syscall.Signal // that ends the process; 0: the one by which its program ends in good order
-	Keep   bool           // leave the process be, once it is drained
+	Signal syscall.Signal // ends the process; 0: the graceful signal of its program
+	Keep   bool           // do not end the process after the drain
 	Log    feature.Logger
 }
 
 const (
-	// drainPoll is how often a retirement looks, at first; slower later on.
+	// drainPoll is the first polling interval. It grows up to maxDrainPoll.
 	drainPoll    = 20 * time.Millisecond
 	maxDrainPoll = 500 * time.Millisecond
-	// drainLast is how long the process has at most, once it gets nothing new, for what
-	// waits in its sockets.
+	// drainLast is the maximum time for the process to read the data in its sockets after the end of the drain.
 	drainLast = 2 * time.Second
-	// drainGrace is for what it has read and not answered yet.
+	// drainGrace is the time to answer requests already read.
 	drainGrace = 50 * time.Millisecond
 )
 
-// retiring is a running Retirement: of one process, whatever becomes of the slot.
+// retiring is a running Retirement of one process, independent of later changes of the slot.
 type retiring struct {
 	Retirement
 	root    *kernel.Root
 	who     slots.Process
 	cookies map[uint64]bool // of its sockets
-	until   uint64          // CLOCK_MONOTONIC, ns: its time
-	back    bool            // the slot is its own again
+	until   uint64          // deadline, CLOCK_MONOTONIC, ns
+	back    bool            // the process has its slot again
 }
 
-// Run waits, and ends the process. It returns at once where nobody drains.
+// Run waits for the end of the drain and ends the process. Without a draining process it returns at once.
 func (t Retirement) Run(ctx context.Context, r *kernel.Root) error {
 	v := &retiring{Retirement: t, root: r}
 	now, err := v.read()
@@ -63,7 +61,7 @@ func (t Retirement) Run(ctx context.Context, r *kernel.Root) error {
 		return nil //nolint:nilerr // it has exited
 	}
 	defer proc.Close()
-	if !v.who.Alive() { // its number was another's before it was opened
+	if !v.who.Alive() { // the PID was reused before it was opened
 		return nil
 	}
 	t.Log.Info("the generation before is drained", "service", t.Slot.Service, "slot", t.Slot.Slot, "pid", v.who.PID, "until", kernel.WallTime(v.until).Format(time.TimeOnly))
@@ -90,9 +88,9 @@ func (t Retirement) Run(ctx context.Context, r *kernel.Root) error {
 	return nil
 }
 
-// drained waits until nothing is left, or the deadline.
+// drained waits until nothing remains, or until the deadline.
 func (v *retiring) drained(ctx context.Context, now slots.Remaining, proc *pidfd.Process) (err error) {
-	opening := now.Opening // SYNs that were answered before the change: their queue is the old one
+	opening := now.Opening // handshakes begun before the change: they end in the old queue
 	clean := 0
 	for wait := drainPoll; proc.Alive() && !v.back; wait = min(wait+wait/8, maxDrainPoll) {
 		for remote := range opening {
@@ -100,8 +98,8 @@ func (v *retiring) drained(ctx context.Context, now slots.Remaining, proc *pidfd
 				delete(opening, remote)
 			}
 		}
-		// Twice, for a look is no snapshot: a connection that is accepted while it lasts may be seen
-		// neither in the queue nor with the process.
+		// Two clean readings are necessary, because a reading is not a snapshot. It may miss a connection while the
+		// process accepts it: gone from the queue, and not yet in the process.
 		if now.Peers+now.Waiting+now.Sessions+int(now.Unread)+len(opening) > 0 {
 			clean = 0
 		} else if clean++; clean == 2 {
@@ -123,7 +121,7 @@ func (v *retiring) drained(ctx context.Context, now slots.Remaining, proc *pidfd
 	return nil
 }
 
-// close has it get nothing more, and waits for what is in its sockets.
+// close ends the drain and waits for the data in the sockets.
 func (v *retiring) close(ctx context.Context) error {
 	if err := v.endDraining(ctx); err != nil || v.back {
 		return err
@@ -140,7 +138,7 @@ func (v *retiring) close(ctx context.Context) error {
 	return slots.Sleep(ctx, drainGrace)
 }
 
-// endDraining makes this instant the end of its time, unless the slot is its own again.
+// endDraining sets the deadline to now, unless the process has its slot again.
 func (v *retiring) endDraining(ctx context.Context) error {
 	l, err := v.root.Lock(ctx)
 	if err != nil {
@@ -165,7 +163,7 @@ func (v *retiring) endDraining(ctx context.Context) error {
 	return e.Pins.Maps["gens"].Put(d.Row, d.SteerGeneration)
 }
 
-// read reads what is left with the process: the first time with whoever drains.
+// read reads the remaining work of the process. The first call finds the draining process.
 func (v *retiring) read() (l slots.Remaining, err error) {
 	s, err := state.ReadService(v.root, record.Instance(v.Slot.Scope, v.Slot.Service))
 	if err != nil {
@@ -198,7 +196,7 @@ func (v *retiring) read() (l slots.Remaining, err error) {
 	}
 	v.back = holder == v.who
 	if l, err = s.Remaining(v.cookies, v.who.PID); err != nil || d.Who != v.who {
-		return l, err // another generation came: the program gives this one nothing any more
+		return l, err // a newer generation exists: the program sends nothing to this process
 	}
 	if v.until = d.Until; d.Over() {
 		return l, nil

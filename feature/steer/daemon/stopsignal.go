@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// gracefulSignals are those by which a server answers what it has begun before it ends,
-// where that is not SIGTERM. By SIGTERM these cut requests off in the middle.
+// gracefulSignals are the signals other than SIGTERM that make a server finish its requests before it exits. SIGTERM
+// makes these servers abort requests.
 //
-// Sources: nginx's "Controlling nginx", HAProxy's management guide section 4, httpd's
-// "Stopping and Restarting", php-fpm(8), lighttpd(8).
+// Sources: nginx's "Controlling nginx", HAProxy's management guide section 4, httpd's "Stopping and Restarting",
+// php-fpm(8), lighttpd(8).
 var gracefulSignals = map[string]syscall.Signal{
 	"nginx":    unix.SIGQUIT,
 	"angie":    unix.SIGQUIT,
@@ -26,15 +26,14 @@ var gracefulSignals = map[string]syscall.Signal{
 	"lighttpd": unix.SIGINT,
 }
 
-// gracefulSignal is the signal that ends a process in good order, by the file that it
-// executes: an operator's own copy, or one of a container, has the same name. It is SIGTERM
-// for programs that are not known, and where the name cannot be read.
+// gracefulSignal returns the signal for a graceful exit, by the name of the executable. A private copy, or the file in
+// a container, has the same name. The default is SIGTERM, also if the name is unreadable.
 func gracefulSignal(pid int) syscall.Signal {
 	exe, err := pidfd.Readlink(pid, "exe")
 	if err != nil {
 		return unix.SIGTERM
 	}
-	name := filepath.Base(strings.TrimSuffix(exe, " (deleted)"))               // an upgrade replaced the file
+	name := filepath.Base(strings.TrimSuffix(exe, " (deleted)"))               // the suffix marks a file replaced by an upgrade
 	for _, n := range []string{name, strings.TrimRight(name, "0123456789.")} { // php-fpm8.2
 		if sig, ok := gracefulSignals[n]; ok {
 			return sig

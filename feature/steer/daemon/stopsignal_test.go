@@ -12,8 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The signal follows from the file that a process executes, also when an upgrade has
-// removed that.
+// TestGracefulSignal: the signal depends on the executable of a process, also after an upgrade has removed the file.
 func TestGracefulSignal(t *testing.T) {
 	sleep, err := exec.LookPath("sleep")
 	if err != nil {

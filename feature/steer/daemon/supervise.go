@@ -25,43 +25,40 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errSlotInUse says that a living process has the slot.
+// errSlotInUse means that a running process has the slot.
 var errSlotInUse = errors.New("slot held")
 
-// Supervision runs a daemon as the member of a slot, on hosts where no systemd
-// does.
+// Supervision runs a daemon as the member of a slot, on hosts without systemd.
 //
-// The slot hangs on the daemon and its sockets, never on this process: if this
-// one is killed, the daemon keeps its traffic until it exits.
+// The slot depends on the daemon and its sockets, never on this process. If this process is killed, the daemon keeps
+// its traffic until it exits.
 type Supervision struct {
 	Slot    slots.Slot
 	Command []string // the daemon, in the foreground
-	// User runs it, with a clean environment and no way to gain privileges; empty: the
-	// user and environment of this process.
+	// User is the daemon's user, with a clean environment and no way to gain privileges. Empty means the user and
+	// environment of this process.
 	User  string
 	Env   []string         // NAME=VALUE, added to the environment
-	Bound []service.Listen // where its sockets are bound, one per listen; default: as the configuration has it
-	// Give opens the service's sockets and passes them as systemd does
-	// (LISTEN_FDS). With Restart they stay open between two runs of the daemon and the
-	// slot stays admitted: what arrives waits in their queues.
+	Bound []service.Listen // addresses of its sockets, one per listen; default: as configured
+	// Give makes weir open the service's sockets and pass them like systemd (LISTEN_FDS). With Restart they stay open
+	// between two runs of the daemon, and the slot stays admitted: traffic waits in their queues.
 	Give     bool
 	Restart  bool // start the daemon again when it exits, until a signal ends it
-	TakeOver bool // from a process that holds the slot and lives
-	// Replace takes over, and ends that process once it is drained ([Retirement]): the
-	// service must have generations.
+	TakeOver bool // take the slot from a running process
+	// Replace takes the slot over and ends its process after the drain ([Retirement]). The service must have
+	// generations.
 	Replace bool
-	Stop    syscall.Signal // that ends it; 0: the one by which its program ends in good order
+	Stop    syscall.Signal // ends the replaced process; 0: the graceful signal of its program
 
-	Running func(bool) // told when the daemon has started and when it has ended, if not nil
+	Running func(bool) // called after the start and the end of each run, if not nil
 	Log     feature.Logger
 	Signals <-chan os.Signal // forwarded; SIGTERM, SIGINT and SIGQUIT also end Restart
-	// Launch makes the command that sets LISTEN_PID to its own number and then becomes
-	// argv. Only Give needs it.
+	// Launch returns a command that sets LISTEN_PID to its own PID and then executes argv. Only Give needs it.
 	Launch func(argv []string) *exec.Cmd
 }
 
-// Pauses between two runs of a daemon that exits at once: doubled each time,
-// and short again after a run that lasted longer than the last of them.
+// Pauses between two runs of the daemon. The pause doubles each time. After a run longer than lastPause it starts again
+// with firstPause.
 const (
 	firstPause = 100 * time.Millisecond
 	lastPause  = 10 * time.Second
@@ -73,16 +70,15 @@ type supervisor struct {
 	root   *kernel.Root
 	member service.Member
 	ns     *netns.Handle
-	as     *users.Identity // of User; nil: this process's
+	as     *users.Identity // of User; nil: identity of this process
 	env    []string
 	given  *given
 	pid    int  // of the daemon's last run
 	ended  bool // by a signal
 }
 
-// Run runs the daemon until it ends, and again with Restart, and returns its
-// exit status, 128 and the signal's number if one killed it. An error means
-// that it was not run.
+// Run runs the daemon until it exits, repeatedly with Restart. It returns the exit status, or 128 plus the signal's
+// number if a signal killed the daemon. An error means that the daemon did not run.
 func (v Supervision) Run(ctx context.Context, r *kernel.Root) (status int, err error) {
 	s := &supervisor{Supervision: v, root: r}
 	if s.Running == nil {
@@ -117,7 +113,7 @@ func (v Supervision) Run(ctx context.Context, r *kernel.Root) (status int, err e
 	}
 }
 
-// prepare finds the slot and the user, and opens the sockets that are to be given.
+// prepare finds the slot and the user, and opens the sockets for Give.
 func (s *supervisor) prepare() (err error) {
 	p, err := record.Read(s.root, record.Instance(s.Slot.Scope, s.Slot.Service))
 	if err != nil {
@@ -155,8 +151,8 @@ func (s *supervisor) prepare() (err error) {
 	return nil
 }
 
-// supervisedMember is the member of a slot, but for its process: what the
-// configuration says of its sockets and its check holds for whatever runs.
+// supervisedMember returns the slot's member without its process. The configured sockets and check apply to the
+// supervised daemon.
 func supervisedMember(p *record.Service, s slots.Slot, bound []service.Listen) (service.Member, error) {
 	m := service.Member{Slot: s.Slot}
 	if _, err := engine.MemberFor(p, s, &m); err != nil {
@@ -171,7 +167,7 @@ func supervisedMember(p *record.Service, s slots.Slot, bound []service.Listen) (
 	return m, nil
 }
 
-// occupant is the living process that serves the slot, or 0.
+// occupant returns the running process in the slot, or 0.
 func (s *supervisor) occupant() int {
 	slots, err := slots.Open(s.root, s.Slot.Scope, s.Slot.Service)
 	if err != nil {
@@ -194,7 +190,7 @@ func (s *supervisor) start() (*exec.Cmd, error) {
 	}
 	c.Env = append(s.env, c.Env...)
 	c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
-	// A group of its own: signals reach it once, from us, also those of a terminal.
+	// Own process group: each signal reaches the daemon once, through weir, also signals of a terminal.
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	start := c.Start
 	if s.as != nil {
@@ -212,7 +208,7 @@ func (s *supervisor) start() (*exec.Cmd, error) {
 	return c, nil
 }
 
-// once runs the daemon to its end.
+// once runs the daemon until it exits.
 func (s *supervisor) once(ctx context.Context) (status int, err error) {
 	c, err := s.start()
 	if err != nil {
@@ -243,7 +239,7 @@ func (s *supervisor) once(ctx context.Context) (status int, err error) {
 	return c.ProcessState.ExitCode(), nil
 }
 
-// rest waits before the next run. Only signals that end it count meanwhile.
+// rest waits before the next run. Meanwhile it handles only signals that end the supervision.
 func (s *supervisor) rest(pause time.Duration) {
 	for over := time.After(pause); !s.ended; {
 		select {
@@ -261,8 +257,7 @@ func (s *supervisor) noteEnd(sig os.Signal) {
 	}
 }
 
-// release empties the slot, if it is still the daemon's or nobody's who lives.
-// Where the exit hook runs it has been done already.
+// release empties the slot if its process is the daemon or has exited. With the exit hook the slot is empty already.
 func (s *supervisor) release() {
 	if s.pid == 0 {
 		return
@@ -284,7 +279,7 @@ func (s *supervisor) release() {
 	if proc, err := pidfd.Open(now.PID); err == nil {
 		defer proc.Close()
 		if now.PID != s.pid && proc.Alive() {
-			return // another's by now
+			return // another process has the slot
 		}
 	}
 	if err := e.SetState(p.Row(s.Slot.Slot), slots.Exited); err != nil {

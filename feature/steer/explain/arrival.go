@@ -12,15 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// arrival is by which interface a packet comes, as far as sockets bound to one ask.
+// arrival is the incoming interface of a packet, for sockets bound to an interface.
 type arrival struct {
 	known  bool
 	index  uint32
-	master uint32 // the VRF that the interface is in, 0 for none
-	accept bool   // sockets bound to no interface take packets of VRFs (net.ipv4.tcp_l3mdev_accept, udp_l3mdev_accept)
+	master uint32 // VRF of the interface; 0: none
+	accept bool   // sockets without an interface accept packets of VRFs (net.ipv4.tcp_l3mdev_accept, udp_l3mdev_accept)
 }
 
-// interfaces finds the interface that an explanation is about.
+// interfaces finds the packet's incoming interface.
 func (x *explainer) interfaces() (a arrival, err error) {
 	if x.p.Interface == "" {
 		return a, nil
@@ -43,8 +43,8 @@ func (x *explainer) interfaces() (a arrival, err error) {
 	return a, err
 }
 
-// accepts says whether a socket's interface lets a packet in, as udp_sk_bound_dev_eq and
-// inet_bound_dev_eq of the kernel do.
+// accepts reports whether a socket's interface admits the packet, like the kernel's udp_sk_bound_dev_eq and
+// inet_bound_dev_eq.
 func (a arrival) accepts(s sockdiag.Socket) bool {
 	if !a.known {
 		return true
@@ -55,7 +55,7 @@ func (a arrival) accepts(s sockdiag.Socket) bool {
 	return s.Interface == a.index || a.master != 0 && s.Interface == a.master
 }
 
-// acceptKey is the sysctl by which sockets without an interface take packets of VRFs.
+// acceptKey returns the sysctl that makes sockets without an interface accept packets of VRFs.
 func acceptKey(proto uint8) string {
 	if proto == unix.IPPROTO_TCP {
 		return "tcp_l3mdev_accept"

@@ -13,8 +13,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// before follows the program where a slot has a generation before its member: that gets
-// what its known UDP peers send, and everything should its successor not be whole.
+// before handles a slot with a draining previous generation, like the program. That generation gets packets of its
+// known UDP peers, and all packets if its successor is not complete.
 func (x *explainer) before(s *state.Service, endpoint, slot int) (done bool, err error) {
 	st := s.Slots[slot]
 	if st.Drains == 0 || st.Withdrawn {
@@ -35,7 +35,7 @@ func (x *explainer) before(s *state.Service, endpoint, slot int) (done bool, err
 	}
 	var cookie uint64
 	if e.Maps["sockets"].Lookup(d.Row*spec.MaxEndpoints+uint32(endpoint), &cookie) != nil {
-		return false, nil // it has closed that socket
+		return false, nil // the socket is closed
 	}
 	if known {
 		x.say("generation", "a peer that the generation before knows, process %d, which drains", d.Who.PID)
@@ -45,7 +45,7 @@ func (x *explainer) before(s *state.Service, endpoint, slot int) (done bool, err
 	return true, x.given(s, endpoint, slot, cookie)
 }
 
-// knownTo says whether a packet is from a peer of the generation before.
+// knownTo reports whether a packet comes from a known peer of the previous generation.
 func (x *explainer) knownTo(s *state.Service, d slots.Predecessor, endpoint int) (bool, error) {
 	if x.p.Proto != "udp" {
 		return false, nil

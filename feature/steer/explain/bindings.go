@@ -16,9 +16,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// bound follows what is bound for a packet. s is the service that listens to it by
-// itself, or nil. It returns the service of the configuration that gets it instead,
-// or done where sockets are registered, or nothing of either.
+// bound follows the bindings of a packet. s is the service with a matching listen, or nil. It returns the configured
+// service that a binding leads to. done means that the explanation ends here. Otherwise no binding decides.
 func (x *explainer) bound(r *kernel.Root, st state.State, s *state.Service) (to *state.Service, endpoint int, done bool, err error) {
 	v, err := bindings.OpenView(r, record.Scope(x.ns))
 	if errors.Is(err, kernel.ErrNotExist) || errors.Is(err, kernel.ErrDamaged) {
@@ -70,7 +69,7 @@ func (x *explainer) bound(r *kernel.Root, st state.State, s *state.Service) (to 
 	return nil, 0, true, nil
 }
 
-// registered says which socket is registered for a service's packets of a kind.
+// registered explains the registered socket for a service's packets of a kind.
 func (x *explainer) registered(given *ebpf.Map, name string, id, kind uint32) error {
 	var cookie uint64
 	if given.Lookup(id*engine.KindsIPv4+kind, &cookie) != nil || cookie == 0 {

@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package explain says what steering does with one packet, step by step.
+// Package explain describes how steering handles one packet, step by step.
 package explain

@@ -19,14 +19,14 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// What is explained, and how, is the same for all features.
+// Types shared by the explanations of all features.
 type (
 	Packet      = feature.Packet
 	Explanation = feature.Explanation
 	Step        = feature.ExplainStep
 )
 
-// explainer puts an explanation together.
+// explainer builds an explanation.
 type explainer struct {
 	Explanation
 	p  Packet
@@ -43,8 +43,8 @@ func (x *explainer) warn(step, format string, a ...any) {
 
 func (x *explainer) result(format string, a ...any) { x.Result = fmt.Sprintf(format, a...) }
 
-// Explain says step by step why a packet goes where it goes, from what the kernel
-// has now, from the lookup of a socket on. It needs root.
+// Explain explains step by step how a packet reaches its socket, from the socket lookup on. It reads the current state
+// of the kernel. It needs root.
 func Explain(ctx context.Context, r *kernel.Root, p Packet) (*Explanation, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
@@ -84,8 +84,8 @@ func Explain(ctx context.Context, r *kernel.Root, p Packet) (*Explanation, error
 	return &x.Explanation, err
 }
 
-// ExplainEvery says who gets a datagram to a broadcast or multicast address: every socket
-// that is bound to it. The kernel asks no program (__udp4_lib_mcast_deliver in net/ipv4/udp.c).
+// ExplainEvery explains a datagram to a broadcast or multicast address. Every socket bound to the address gets it. The
+// kernel runs no program for it (__udp4_lib_mcast_deliver in net/ipv4/udp.c).
 func ExplainEvery(_ context.Context, _ *kernel.Root, p Packet) (*Explanation, error) {
 	ns, err := p.OpenNetns()
 	if err != nil {
@@ -122,9 +122,9 @@ func ExplainEvery(_ context.Context, _ *kernel.Root, p Packet) (*Explanation, er
 	return &x.Explanation, nil
 }
 
-// connected looks for what wins before any listener is looked for.
+// connected looks for a connected socket, because it wins over all listeners.
 func (x *explainer) connected() (done bool, err error) {
-	// Every state but LISTEN, TIME_WAIT and CLOSE for TCP; connected UDP sockets are "established".
+	// All TCP states except LISTEN, TIME_WAIT and CLOSE. Connected UDP sockets are in state ESTABLISHED.
 	states := uint32(1 << sockdiag.Established)
 	if x.p.Proto == "tcp" {
 		states = 1<<sockdiag.Established | 1<<sockdiag.SynRecv | 1<<sockdiag.FinWait1 | 1<<sockdiag.FinWait2 |
@@ -151,7 +151,7 @@ func (x *explainer) connected() (done bool, err error) {
 			x.gives(s, nil)
 			return true, nil
 		}
-		// A UDP socket that is connected to the source and bound to any address.
+		// A UDP socket connected to the source and bound to the wildcard address.
 		if x.p.Proto == "udp" && same(s.Remote, x.p.From) && s.Local.Port() == x.p.To.Port() && s.Local.Addr().Unmap().IsUnspecified() {
 			x.say("connected sockets", "a UDP socket is connected to the source: the kernel prefers it, and nothing else is asked")
 			x.gives(s, nil)
@@ -174,7 +174,7 @@ func (x *explainer) dump(states uint32) (out []sockdiag.Socket, err error) {
 	return out, err
 }
 
-// service finds the service that a packet belongs to, and says how.
+// service finds the packet's service, and reports a bypassed one.
 func (x *explainer) service(st state.State) *state.Service {
 	var best *state.Service
 	bits := -1
@@ -199,7 +199,7 @@ func (x *explainer) service(st state.State) *state.Service {
 	return best
 }
 
-// findEndpoint is the endpoint of a service that takes a packet.
+// findEndpoint returns a service's endpoint for the packet.
 func (x *explainer) findEndpoint(s *state.Service) int {
 	best := -1
 	for i, ep := range s.Endpoints {
@@ -257,7 +257,7 @@ func (x *explainer) lookup(r *kernel.Root, st state.State, s *state.Service) (do
 	return x.steered(s, x.findEndpoint(s))
 }
 
-// processes names who holds a socket.
+// processes names the processes with an open descriptor of a socket.
 func (x *explainer) processes(inode uint32) (names []string, first int) {
 	pids := state.PIDs(inode)
 	for _, pid := range pids {
@@ -269,7 +269,7 @@ func (x *explainer) processes(inode uint32) (names []string, first int) {
 	return names, first
 }
 
-// gives ends an explanation with the socket that gets the packet.
+// gives ends an explanation with the receiving socket.
 func (x *explainer) gives(s sockdiag.Socket, slot *int) {
 	names, pid := x.processes(s.Inode)
 	who := "a socket that no process has open"

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// steered follows the program: service, policy, slot, socket. done is false where
-// it leaves the packet to the kernel.
+// steered follows the program: service, policy, slot, socket. done is false if the program leaves the packet to the
+// kernel.
 func (x *explainer) steered(s *state.Service, e int) (done bool, err error) {
 	x.say("service", "%s, by its listen %q", s.Name, s.Listen[s.Endpoints[e].Listen])
 	if len(s.Slots) == 0 {
@@ -30,7 +30,7 @@ func (x *explainer) steered(s *state.Service, e int) (done bool, err error) {
 	return x.slot(s, e, slot, hash)
 }
 
-// policy says which slot a packet belongs to, if it can be foretold.
+// policy returns the packet's slot, if it is predictable.
 func (x *explainer) policy(s *state.Service) (slot int, hash uint32, known bool) {
 	switch s.By {
 	case spec.ByPacket:
@@ -82,7 +82,7 @@ func (x *explainer) byHand(s *state.Service, bucket int) string {
 	return ""
 }
 
-// slot says whether the slot's member gets it, or what happens instead.
+// slot explains the delivery to the slot's member, or the action of an empty slot.
 func (x *explainer) slot(s *state.Service, endpoint, slot int, hash uint32) (done bool, err error) {
 	st := s.Slots[slot]
 	if done, err := x.before(s, endpoint, slot); done || err != nil {
@@ -124,8 +124,8 @@ func (x *explainer) slot(s *state.Service, endpoint, slot int, hash uint32) (don
 	return true, nil
 }
 
-// passes says what on_empty: pass does: engine sk_lookup leaves the packet to the
-// kernel, sk_reuseport does as the kernel would, but for the holder's socket.
+// passes explains on_empty: pass. Engine sk_lookup leaves the packet to the kernel. Engine sk_reuseport chooses like
+// the kernel, but never the holder's socket.
 func (x *explainer) passes(s *state.Service) (done bool) {
 	if s.Engine != spec.EngineReuseport {
 		x.say("on_empty", "pass: the kernel chooses")
@@ -146,7 +146,7 @@ func (x *explainer) passes(s *state.Service) (done bool) {
 	return true
 }
 
-// MemberText names the member of a slot.
+// MemberText describes the member of a slot.
 func MemberText(of *state.Service, s slots.State) string {
 	if s.Occupant == "" {
 		s.Occupant = of.Occupant(s)
@@ -160,12 +160,12 @@ func MemberText(of *state.Service, s slots.State) string {
 	return fmt.Sprintf("process %d, found as %s", s.PID, s.Member)
 }
 
-// socket ends with the socket that a slot has for an endpoint.
+// socket ends the explanation with a slot's socket for an endpoint.
 func (x *explainer) socket(s *state.Service, endpoint, slot int) error {
 	return x.given(s, endpoint, slot, s.Slots[slot].Sockets[endpoint].Cookie)
 }
 
-// given ends with a socket that a slot's member, or the one before, has for an endpoint.
+// given ends the explanation with a socket of a slot's member or of its predecessor.
 func (x *explainer) given(s *state.Service, endpoint, slot int, cookie uint64) error {
 	socks, err := x.dumpAll()
 	if err != nil {
@@ -183,8 +183,7 @@ func (x *explainer) given(s *state.Service, endpoint, slot int, cookie uint64) e
 	return nil
 }
 
-// dumpAll lists listeners or unconnected sockets at any port: a member's may be
-// bound elsewhere.
+// dumpAll lists listeners or unconnected sockets at all ports, because a member may be bound to another port.
 func (x *explainer) dumpAll() (out []sockdiag.Socket, err error) {
 	err = x.ns.Do(func() (err error) {
 		out, err = sockdiag.Dump(sockdiag.Query{Proto: x.p.Number(), States: x.listening()})
@@ -200,7 +199,7 @@ func (x *explainer) listening() uint32 {
 	return 1 << sockdiag.Close
 }
 
-// kernels says what the kernel chooses by itself.
+// kernels explains the kernel's own choice.
 func (x *explainer) kernels() error {
 	best, others, err := x.fitting()
 	if err != nil {
@@ -233,8 +232,7 @@ func (x *explainer) kernels() error {
 	return nil
 }
 
-// fitting are the sockets that the kernel would choose among, and a remark about
-// those that are less specific.
+// fitting returns the candidates of the kernel's own choice, and a remark about less specific sockets.
 func (x *explainer) fitting() (best []sockdiag.Socket, remark string, err error) {
 	socks, err := x.dump(x.listening())
 	if err != nil {
@@ -264,8 +262,8 @@ func (x *explainer) fitting() (best []sockdiag.Socket, remark string, err error)
 	return best, remark, nil
 }
 
-// kernelScore is compute_score of net/ipv4 and net/ipv6, as far as sock_diag
-// tells: 0 means that a socket does not fit.
+// kernelScore follows compute_score of net/ipv4 and net/ipv6 with the data of sock_diag. 0 means that the socket does
+// not match.
 func kernelScore(s sockdiag.Socket, p Packet) int {
 	local := s.Local.Addr().Unmap()
 	score := 1
@@ -277,7 +275,7 @@ func kernelScore(s sockdiag.Socket, p Packet) int {
 			return 0
 		}
 	case s.Family == p.Family():
-		score++ // its own family
+		score++ // same family
 	}
 	if !local.IsUnspecified() {
 		if local != p.To.Addr().Unmap() {
@@ -286,13 +284,12 @@ func kernelScore(s sockdiag.Socket, p Packet) int {
 		score += 4 // looked up before wildcards
 	}
 	if s.Interface != 0 {
-		score += 2 // if it arrives there
+		score += 2 // if the packet arrives there
 	}
 	return score
 }
 
-// reuseport follows engine sk_reuseport: the kernel's choice of a group comes
-// first, then the group's program chooses within it.
+// reuseport follows engine sk_reuseport: the kernel selects a group, then the group's program selects a socket in it.
 func (x *explainer) reuseport(s *state.Service) (done bool, err error) {
 	best, _, err := x.fitting()
 	if err != nil {
@@ -323,8 +320,8 @@ func (x *explainer) reuseport(s *state.Service) (done bool, err error) {
 	return x.steered(s, x.findEndpoint(s))
 }
 
-// sharesGroup says whether sockets are bound as the service's listen is, though no
-// member has one there now: then the holder keeps the group.
+// sharesGroup reports whether a socket is bound like the service's listen although no member has one. The socket holder
+// then keeps the group.
 func (x *explainer) sharesGroup(s *state.Service, endpoint int, best []sockdiag.Socket) bool {
 	p := s.Endpoints[endpoint].Prefix
 	return slices.ContainsFunc(best, func(sk sockdiag.Socket) bool {

@@ -26,8 +26,8 @@ func Copies(services map[string]*Service) map[bpf.CopyCopyKey]bpf.CopyCopyTo {
 	return out
 }
 
-// KeepCopies adds the copies in force that may belong to unreadable services to want. These are all copies except those
-// from known services and from services in gone. It changes have.
+// KeepCopies adds existing copies to want if they may belong to unreadable services. Copies from known services and from
+// services in gone are not kept. It changes have.
 func KeepCopies(want, have map[bpf.CopyCopyKey]bpf.CopyCopyTo, services map[string]*Service, gone []*Service, unread instances.Unreadable) {
 	free := func(p *Service) {
 		for _, e := range p.Service.Endpoints() {

@@ -19,7 +19,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Due reads whether resets are due in a namespace's engine; 0 means none.
+// Due returns the number of the latest change with due resets in a namespace's engine. 0 means that none are due.
 func Due(r *kernel.Root, i kernel.Instance) (uint32, error) {
 	o, err := r.Open(i, "sync")
 	if err != nil {
@@ -29,12 +29,12 @@ func Due(r *kernel.Root, i kernel.Instance) (uint32, error) {
 	var v uint32
 	err = o.Maps["sync"].Lookup(engine.ResetsDue, &v)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return 0, nil // of an engine from before there was this word
+		return 0, nil // an engine of a version without this word
 	}
 	return v, err
 }
 
-// finish notes that resets are done, unless another change came meanwhile.
+// finish clears the due resets, unless another change came meanwhile.
 func finish(ctx context.Context, r *kernel.Root, i kernel.Instance, was uint32) error {
 	l, err := r.Lock(ctx)
 	if err != nil {
@@ -55,28 +55,25 @@ func finish(ctx context.Context, r *kernel.Root, i kernel.Instance, was uint32) 
 	return o.Maps["sync"].Put(engine.ResetsDue, uint32(0))
 }
 
-// Reset is one session that was reset, or could not be.
+// Reset is one reset session, or a failed reset.
 type Reset struct {
 	Service string
 	state.Session
-	Done, Of int   // this one's number, of how many are known so far
-	Err      error // why it could not be
-	Handed   bool  // it was not reset: it lives on at the member whose it is
+	Done, Of int   // number of this session, and of all known so far
+	Err      error // reason of a failed reset
+	Handed   bool  // not reset: it continues at the right member
 }
 
-// Hand has sessions that are misplaced live on at the member of the slot where they
-// belong, where they can. It returns those that are to be reset, and which of the
-// others are where they belong now; what is in neither waits for its member.
+// Hand moves misplaced sessions to the member of their slot where possible. It returns the sessions to reset, and the
+// sessions now at the right member. All others wait for their member.
 type Hand func(ctx context.Context, s *state.Service, misplaced []state.Session) (stay, handed []state.Session)
 
-// ErrCannotReset says that this kernel cannot close others' sessions.
+// ErrCannotReset means that this kernel cannot close sessions of other processes.
 var ErrCannotReset = fmt.Errorf("%w: sessions cannot be reset from outside: the kernel lacks CONFIG_INET_DIAG_DESTROY", kernel.ErrUnsupported)
 
-// ResetDue resets the sessions that changes have misplaced, in every service of
-// this host, paced; each is told of every one. A rate that is nil is the
-// services' own; those whose is 0 are left alone. It waits for whoever else does
-// it. Call it after changes, without the lock. With hand, which may be nil, no session
-// is reset that can live on.
+// ResetDue resets the sessions misplaced by changes, in every service of this host, and calls each for every session. A
+// nil rate means the services' own rates. Services with rate 0 are skipped. It waits for other processes with the same
+// task. Call it after changes, without the lock. A non-nil hand moves sessions where possible, instead of a reset.
 func ResetDue(ctx context.Context, r *kernel.Root, rate *spec.Rate, hand Hand, each func(Reset)) error {
 	all, err := r.Instances(spec.Name)
 	if err != nil {
@@ -97,11 +94,10 @@ func ResetDue(ctx context.Context, r *kernel.Root, rate *spec.Rate, hand Hand, e
 	return errors.Join(errs...)
 }
 
-// ErrBusy says that somebody else resets.
+// ErrBusy means that another process resets sessions.
 var ErrBusy = errors.New("somebody else resets sessions")
 
-// ResetEngine resets what is due in one engine. Unless it is to wait, it returns
-// errBusy where another process does it.
+// ResetEngine resets the due sessions of one engine. Without wait it returns ErrBusy if another process does so.
 func ResetEngine(ctx context.Context, r *kernel.Root, i kernel.Instance, rate *spec.Rate, hand Hand, wait bool, each func(Reset)) error {
 	claim, err := ClaimEngine(ctx, r, i, wait)
 	if err != nil {
@@ -131,13 +127,13 @@ func ResetEngine(ctx context.Context, r *kernel.Root, i kernel.Instance, rate *s
 		}
 	}
 	if ctx.Err() != nil {
-		return ctx.Err() // weir serve goes on
+		return ctx.Err() // weir serve continues
 	}
-	// Also after errors: trying again would only say the same.
+	// Clear them also after errors: another attempt would fail the same way.
 	return errors.Join(append(errs, finish(ctx, r, i, was))...)
 }
 
-// ClaimEngine claims the resets of an engine; without wait it fails at once where another process has them.
+// ClaimEngine claims the resets of an engine. Without wait it returns ErrBusy if another process has the claim.
 func ClaimEngine(ctx context.Context, r *kernel.Root, i kernel.Instance, wait bool) (release func(), err error) {
 	for {
 		release, ok, err := r.Claim(i)
@@ -155,8 +151,7 @@ func ClaimEngine(ctx context.Context, r *kernel.Root, i kernel.Instance, wait bo
 	}
 }
 
-// ResetService resets the misplaced sessions of one service now, whether a change
-// is known that misplaced them or not.
+// ResetService resets the misplaced sessions of one service now, even if no reset is due.
 func ResetService(ctx context.Context, r *kernel.Root, scope, name string, rate spec.Rate, hand Hand, each func(Reset)) error {
 	p, err := record.Read(r, record.Instance(scope, name))
 	if err != nil {
@@ -169,19 +164,17 @@ func ResetService(ctx context.Context, r *kernel.Root, scope, name string, rate 
 	defer release()
 	s, err := state.ReadService(r, record.Instance(scope, name))
 	if errors.Is(err, kernel.ErrNotExist) {
-		return nil // the service went
+		return nil // the service was removed
 	} else if err != nil {
 		return err
 	}
 	return resetService(ctx, r, &s, rate, hand, each)
 }
 
-// queueTimeout is how long sessions are waited for that no process has accepted:
-// only then can one say whose they are.
+// queueTimeout is the maximum wait for sessions that no process has accepted yet. Their member is unknown until then.
 const queueTimeout = 5 * time.Second
 
-// rereadInterval is how often where sessions belong is looked at anew while they are
-// reset: other changes go on meanwhile.
+// rereadInterval is the interval of new readings during resets, because other changes may happen meanwhile.
 const rereadInterval = time.Second
 
 // resetter resets the sessions of one service.
@@ -189,17 +182,17 @@ type resetter struct {
 	root        *kernel.Root
 	scope, name string
 	every       time.Duration
-	state       *state.Service // for the first look; nil after it
+	state       *state.Service // for the first reading, then nil
 	hand        Hand           // may be nil
 	each        func(Reset)
-	first       map[uint64]bool // sessions when it began: later ones came by the new rules
+	first       map[uint64]bool // sessions at the start: later ones follow the new rules
 	tried       map[uint64]bool
 	next        time.Time
 	done        int
 }
 
-// resetService resets the sessions of a service. A state that has become stale is good for the first look: what misplaces
-// sessions meanwhile owes again. (Each look of its own reads every service of the namespace, so as to know which takes what.)
+// resetService resets the sessions of a service. The first reading may use an outdated state, because later changes
+// make resets due again. Each new reading reads every service of the namespace, for their endpoints.
 func resetService(ctx context.Context, r *kernel.Root, s *state.Service, rate spec.Rate, hand Hand, each func(Reset)) error {
 	name := s.Name
 	t := &resetter{root: r, scope: s.PinScope, name: name, every: time.Duration(float64(time.Second) / float64(rate)),
@@ -208,7 +201,7 @@ func resetService(ctx context.Context, r *kernel.Root, s *state.Service, rate sp
 	for {
 		found, waiting, err := t.findMisplaced(ctx)
 		if errors.Is(err, kernel.ErrNotExist) {
-			return nil // the service went
+			return nil // the service was removed
 		} else if err != nil {
 			return fmt.Errorf("misplaced sessions of service %s: %w", name, err)
 		}
@@ -228,8 +221,8 @@ func resetService(ctx context.Context, r *kernel.Root, s *state.Service, rate sp
 	}
 }
 
-// findMisplaced lists what is misplaced, by two looks: a session that a process hands to
-// its child between looking at sockets and at processes is nobody's in one only.
+// findMisplaced lists misplaced sessions confirmed by two readings. One reading may miss the process of a session if
+// the process passes it to its child meanwhile.
 func (t *resetter) findMisplaced(ctx context.Context) (found []state.Session, waiting int, err error) {
 	for try := range 2 {
 		s, err := t.read()
@@ -272,7 +265,7 @@ func (t *resetter) read() (*state.Service, error) {
 	return &s, err
 }
 
-// handOver has what can live on do so, and returns what is to be reset.
+// handOver moves sessions where possible. It returns the sessions to reset.
 func (t *resetter) handOver(ctx context.Context, found []state.Session) (stay []state.Session) {
 	if t.hand == nil || len(found) == 0 {
 		return found
@@ -294,7 +287,7 @@ func (t *resetter) handOver(ctx context.Context, found []state.Session) (stay []
 	return stay
 }
 
-// begin notes which sessions there are.
+// begin records the current sessions.
 func (t *resetter) begin(s *state.Service) error {
 	t.first = map[uint64]bool{}
 	if s.Bypassed || !s.By.KeepsDevices() || len(s.Table) == 0 {
@@ -307,7 +300,7 @@ func (t *resetter) begin(s *state.Service) error {
 	return err
 }
 
-// some resets sessions at the rate until it is time to look again.
+// some resets sessions at the rate, for at most rereadInterval.
 func (t *resetter) some(ctx context.Context, found []state.Session) error {
 	p, err := record.Read(t.root, record.Instance(t.scope, t.name))
 	if err != nil {
@@ -328,7 +321,7 @@ func (t *resetter) some(ctx context.Context, found []state.Session) error {
 		err := destroy(p, t.scope, f.Socket)
 		if errors.Is(err, sockdiag.ErrNoSocket) {
 			of--
-			continue // it has ended by itself
+			continue // the session has ended
 		}
 		t.next = time.Now().Add(t.every)
 		t.done++
@@ -363,5 +356,5 @@ func destroy(p *record.Service, scope string, sk sockdiag.Socket) error {
 	return ns.Do(func() error { return DestroySocket(sk) })
 }
 
-// DestroySocket is replaced by a test that wants the kernel to lack it.
+// DestroySocket closes a session's socket. A test replaces it to simulate a kernel without this function.
 var DestroySocket = sockdiag.Destroy

@@ -43,7 +43,7 @@ func (d Predecessor) DrainsFor(row uint32) bool { return d.Who.PID != 0 && d.Hei
 // Over reports whether the drain has ended. The program then sends it no more packets.
 func (d Predecessor) Over() bool { return kernel.Monotonic() >= d.Until }
 
-// ReadPredecessor reads the draining predecessor of a slot. Who is zero if there is none.
+// ReadPredecessor reads the draining predecessor of a slot. Without one, the field Who is zero.
 func ReadPredecessor(pins *kernel.Opened, p *record.Service, slot int) (d Predecessor, err error) {
 	if len(p.Spare) <= slot || pins.Maps["gens"] == nil {
 		return d, nil

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sockholder is the socket holder: a process that owns sockets for engines and
-// sleeps. Engines start it by engine.HolderCommand, which runs Hold.
+// Package sockholder is the socket holder: a sleeping process that owns sockets for engines. Engines start it through
+// engine.SocketHolderCommand, which calls Run.
 package sockholder

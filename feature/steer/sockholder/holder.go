@@ -23,8 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Run owns the sockets of an engine until it is gone, nobody wants them any
-// more, or ctx is done.
+// Run owns the sockets of an engine until the engine is gone, does not need them any more, or ctx is done.
 func Run(ctx context.Context, r *kernel.Root, scope string, kind spec.Engine) error {
 	ns, err := r.OpenScope("", scope)
 	if err != nil {
@@ -38,9 +37,9 @@ func Run(ctx context.Context, r *kernel.Root, scope string, kind spec.Engine) er
 	return runSinks(ctx, r, scope, ns)
 }
 
-// runGroups has a socket in every group of map_groups, as that changes.
+// runGroups keeps a socket in every group of map_groups.
 func runGroups(ctx context.Context, r *kernel.Root, scope string, ns *netns.Handle) error {
-	// Reading the pins needs no lock: the command that started us holds it.
+	// Read the pins without the lock: the starting command holds it.
 	pins, err := r.OpenMapsForWriting(record.EngineInstance(scope, spec.EngineReuseport))
 	if err != nil {
 		return err
@@ -79,9 +78,8 @@ func runGroups(ctx context.Context, r *kernel.Root, scope string, ns *netns.Hand
 	return nil
 }
 
-// stillThere says whether the engine that we hold for is the published one. An engine
-// that cannot be read now, as a pin of it is gone or another weir made it, may be ours:
-// without our sockets its services would lose what on_empty: drop promises.
+// stillThere reports whether the published engine is the holder's. An unreadable engine may be: a pin is missing, or
+// another version made it. Without these sockets its services would lose on_empty: drop.
 func stillThere(r *kernel.Root, scope string) bool {
 	i := record.EngineInstance(scope, spec.EngineReuseport)
 	now, err := r.Open(i, "holder")
@@ -93,7 +91,7 @@ func stillThere(r *kernel.Root, scope string) bool {
 	return now.Maps["holder"].Lookup(uint32(0), &h) != nil || h.PID == uint32(unix.Getpid())
 }
 
-// onPoke has changed receive when a command pokes us.
+// onPoke makes changed receive when a command sends SIGHUP.
 func onPoke(changed chan<- struct{}) (stop func()) {
 	poke := make(chan os.Signal, 1)
 	signal.Notify(poke, unix.SIGHUP)
@@ -111,13 +109,13 @@ func onPoke(changed chan<- struct{}) (stop func()) {
 	}
 }
 
-// groupSocket is the holder's socket in a group, and its place in map_holders.
+// groupSocket is the holder's socket in a group, and its index in map_holders.
 type groupSocket struct {
 	fd    int
 	index uint32
 }
 
-// move puts the socket in another place: its group is another service's now. An array takes a socket once.
+// move moves the socket to another index, for a group now used by another service. An array accepts a socket only once.
 func (h *groupSocket) move(pins *kernel.Opened, to uint32) error {
 	if err := pins.Maps["holders"].Delete(h.index); err != nil && !engine.Gone(err) {
 		return err
@@ -129,8 +127,8 @@ func (h *groupSocket) move(pins *kernel.Opened, to uint32) error {
 	return nil
 }
 
-// followGroups opens and closes sockets until they are those of wanted. One that
-// cannot be opened now is tried again: members of another user may hold the port.
+// followGroups opens and closes sockets to match wanted. A failed bind is retried later: members of another user may
+// have the port.
 func followGroups(pins *kernel.Opened, held map[engine.GroupKey]groupSocket, wanted map[engine.GroupKey]engine.GroupValue) error {
 	for k, h := range held {
 		v, ok := wanted[k]
@@ -141,7 +139,7 @@ func followGroups(pins *kernel.Opened, held map[engine.GroupKey]groupSocket, wan
 			if err := h.move(pins, v.SocketHolder); err == nil {
 				held[k] = h
 				continue
-			} // else it is opened anew
+			} // otherwise open a new socket
 		}
 		unix.Close(h.fd)
 		delete(held, k)
@@ -161,7 +159,7 @@ func followGroups(pins *kernel.Opened, held map[engine.GroupKey]groupSocket, wan
 	return nil
 }
 
-// openGroupSocket opens a socket in a group, or begins the group anew, with its program.
+// openGroupSocket opens a socket in a group. If the group has no socket, it forms the group again with its program.
 func openGroupSocket(pins *kernel.Opened, k engine.GroupKey, v engine.GroupValue) (int, error) {
 	typ := unix.SOCK_DGRAM
 	if k.Proto == unix.IPPROTO_TCP {
@@ -176,7 +174,7 @@ func openGroupSocket(pins *kernel.Opened, k engine.GroupKey, v engine.GroupValue
 		return -1, err
 	}
 	prog, err := ebpf.NewProgramFromID(ebpf.ProgramID(v.Program))
-	if err != nil { // it went with the last socket of the group
+	if err != nil { // unloaded with the last socket of the group
 		if prog, err = engine.LoadGroupProgram(pins, v); err != nil {
 			unix.Close(fd)
 			return -1, err
@@ -194,8 +192,8 @@ func openGroupSocket(pins *kernel.Opened, k engine.GroupKey, v engine.GroupValue
 	return fd, nil
 }
 
-// newUserSocket makes a socket that belongs to a user: groups are of one user each.
-// The owner is the fsuid at the time of socket(2) (sock_alloc in net/socket.c).
+// newUserSocket creates a socket owned by a user, because a group has a single owner. The owner is the fsuid at the
+// time of socket(2) (sock_alloc in net/socket.c).
 func newUserSocket(uid, family, typ int) (int, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -208,8 +206,7 @@ func newUserSocket(uid, family, typ int) (int, error) {
 	return unix.Socket(family, typ|unix.SOCK_CLOEXEC, 0)
 }
 
-// bindGroupSocket binds a socket like the members', with a filter that drops
-// everything: all that it is ever given is to vanish.
+// bindGroupSocket binds a socket like the members' sockets, with a filter that drops everything it receives.
 func bindGroupSocket(fd int, k engine.GroupKey, typ int) error {
 	swallow := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}
 	if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &swallow[0]}); err != nil {

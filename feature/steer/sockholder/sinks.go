@@ -18,10 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// runSinks owns the swallowing sockets of a namespace until none of its services
-// wants to drop.
+// runSinks owns the sinks of a namespace until no service has on_empty: drop.
 func runSinks(ctx context.Context, r *kernel.Root, scope string, ns *netns.Handle) error {
-	// Reading the pins needs no lock: the command that started us holds it.
+	// Read the pins without the lock: the starting command holds it.
 	pins, err := r.OpenMapsForWriting(record.EngineInstance(scope, spec.EngineSkLookup), "sinks")
 	if err != nil {
 		return err
@@ -55,8 +54,8 @@ func fillSinks(pins *kernel.Opened) error {
 	return nil
 }
 
-// swallower returns a bound socket whose filter drops every packet before the
-// protocol sees it. It stays open until the process ends.
+// swallower returns a bound socket. Its filter drops every packet before the protocol sees it. It stays open until the
+// process exits.
 func swallower(domain, typ int) (int, error) {
 	fd, err := unix.Socket(domain, typ|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -66,10 +65,10 @@ func swallower(domain, typ int) (int, error) {
 	if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &prog[0]}); err != nil {
 		return -1, err
 	}
-	// Any address will do: packets come by assignment. The loopback needs no interface.
+	// Any address works, because packets arrive by assignment. Loopback needs no interface.
 	var sa unix.Sockaddr = &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}
 	if domain == unix.AF_INET6 {
-		// The wildcard: ::1 does not exist while lo is down.
+		// Use the wildcard address: ::1 does not exist while lo is down.
 		sa = &unix.SockaddrInet6{}
 		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1); err != nil {
 			return -1, err
@@ -84,8 +83,8 @@ func swallower(domain, typ int) (int, error) {
 	return fd, nil
 }
 
-// waitUnwanted returns when no service of the namespace drops any more. It is
-// woken by changes of the pins, and looks now and then besides.
+// waitUnwanted returns when no service of the namespace has on_empty: drop. Changes of the pins wake it. It also polls
+// every 5 s.
 func waitUnwanted(ctx context.Context, r *kernel.Root, scope string) error {
 	watch, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
@@ -99,7 +98,7 @@ func waitUnwanted(ctx context.Context, r *kernel.Root, scope string) error {
 		unix.Poll([]unix.PollFd{{Fd: int32(watch), Events: unix.POLLIN}}, 5000)
 		unix.Read(watch, buf)
 		wanted := wantsDrop(r, scope)
-		// Before Linux 5.16 a service that is being replaced is nowhere between two renames.
+		// Before Linux 5.16 a service has no pins between the two renames of a replacement.
 		for again := 0; again < 2 && !wanted; again++ {
 			if err := slots.Sleep(ctx, 250*time.Millisecond); err != nil {
 				return err
@@ -113,7 +112,7 @@ func waitUnwanted(ctx context.Context, r *kernel.Root, scope string) error {
 	return nil
 }
 
-// wantsDrop says whether a service of the namespace drops. One that cannot be read may.
+// wantsDrop reports whether a service of the namespace has on_empty: drop. An unreadable service counts as one.
 func wantsDrop(r *kernel.Root, scope string) bool {
 	services, unread, err := record.ReadAll(r, scope, spec.EngineSkLookup)
 	if err != nil || len(unread) > 0 {

@@ -31,7 +31,7 @@ type Options struct {
 	Seed           *uint32      `yaml:"seed" json:"seed"`         // of the hash; nil: drawn once, then kept
 	Backlog        *int         `yaml:"backlog" json:"backlog"`   // minimum for adopted listeners; 0 leaves them unchanged
 	ReceiveBuffer  *int         `yaml:"receive_buffer" json:"receive_buffer"`
-	Templates      Templates    `yaml:"templates" json:"templates,omitempty"`         // keep and replay those of IPFIX and NetFlow v9
+	Templates      Templates    `yaml:"templates" json:"templates,omitempty"`         // of IPFIX and NetFlow v9: keep and replay
 	Foreign        Foreign      `yaml:"foreign" json:"foreign,omitempty"`             // sk_reuseport: action on a foreign program
 	Migrate        bool         `yaml:"migrate" json:"migrate,omitempty"`             // sk_reuseport: a closing listener's queue goes to another member
 	SharePort      bool         `yaml:"share_port" json:"share_port,omitempty"`       // set SO_REUSEPORT on every socket that binds its ports

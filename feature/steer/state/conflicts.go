@@ -23,8 +23,8 @@ import (
 // MaxTold limits the processes named by a warning.
 const MaxTold = 5
 
-// BindingConflicts returns warnings about traffic that bindings take from others in a namespace: from sockets bound to
-// the same addresses, and, with a binding of every port, answers to this host's own requests.
+// BindingConflicts returns warnings about traffic lost to bindings in a namespace. Sockets bound to the same addresses
+// lose their traffic. A binding of every port also takes the answers to this host's own requests.
 func BindingConflicts(r *kernel.Root, ns *netns.Handle, bindings ...bindings.Binding) (warnings []string) {
 	own := sync.OnceValue(func() map[uint64]bool { return registeredCookies(r, ns) }) // up to 65,536 services
 	_ = ns.Do(func() error {

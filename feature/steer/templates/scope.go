@@ -100,7 +100,7 @@ type Scope struct {
 
 	mu       sync.Mutex
 	Book     *Book
-	Services []*Service // also those without templates: a port may be theirs
+	Services []*Service // also services without templates: a port may be theirs
 	counts   map[string]bpf.TemplatesCounts
 	untold   map[string]uint64 // refused messages not logged yet, by service
 	local    map[netip.Addr]bool
