@@ -24,7 +24,7 @@ type Loops struct {
 	Stalls *ebpf.Map
 }
 
-// OpenLoops makes the loops of a namespace tick at least once per tick, and returns them. The caller closes them.
+// OpenLoops makes the loops of a namespace tick at least every tick, and returns them. The caller closes them.
 func OpenLoops(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, tick time.Duration) (_ *Loops, err error) {
 	scope := netnsScope(ns)
 	p, err := readPublished(l.Root, scope)

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// incoming reads a stream socket and allows a look at messages before they are consumed.
+// incoming reads messages from a stream socket without consuming them at first.
 type incoming struct {
 	raw    syscall.RawConn
 	buffer [maxLength]byte

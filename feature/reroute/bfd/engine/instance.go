@@ -82,7 +82,7 @@ type Engine struct {
 	adopted  bool
 }
 
-// Open opens the engine of a network namespace, with existing sessions or none. Ticks come at least once per tick. It
+// Open opens the engine of a network namespace, with existing sessions or none. Ticks are at most tick apart. It
 // takes the lock for a moment.
 func Open(ctx context.Context, root *kernel.Root, ns *netns.Handle, tick time.Duration) (*Engine, error) {
 	l, err := root.Lock(ctx)

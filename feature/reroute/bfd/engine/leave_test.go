@@ -216,7 +216,7 @@ func TestSourcePorts(t *testing.T) {
 	}
 }
 
-// An engine of a weir without the egress program gets it by an upgrade.
+// An engine from a weir version without the egress program gets it by an upgrade.
 func TestUpgradeGuardsEgress(t *testing.T) {
 	s := newSide(t)
 	s.put(s.session(1, "10.9.0.1", "10.9.0.2"))

@@ -115,7 +115,7 @@ func (w *world) apply(wants ...Config) (steps []string) {
 	return steps
 }
 
-// A plan without forwarding for a neighbour's echo packets warns, whatever else changes.
+// A plan without forwarding for a neighbour's echo packets warns in any case.
 func TestEchoWantsForwarding(t *testing.T) {
 	w := newWorld(t, true)
 	want := Config{Netns: w.ref, Sessions: []Session{

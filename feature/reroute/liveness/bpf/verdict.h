@@ -20,7 +20,7 @@ struct liveness_round {
 	__u32 sessions;
 	__u32 each; /* sessions per loop */
 	__u32 turn; /* session with its probe sent by the kernel's neighbour code */
-	__u32 left; /* that session plus one if its probe is due; it goes last */
+	__u32 left; /* session plus one with a probe left for that code; it goes last */
 	__u32 full; /* ignore wake times: the sessions may have been replaced */
 };
 
