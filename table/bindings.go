@@ -57,7 +57,7 @@ func FindBindings(maps map[string]*ebpf.Map, name string) (BindingMaps, error) {
 	t, err := Find(maps, name)
 	m := BindingMaps{t, maps[name+"_sets"], maps[name+"_many"]}
 	if err == nil && (m.Sets == nil || m.Many == nil) {
-		err = fmt.Errorf("%w: %s_sets and %s_many are not all there", ErrLayout, name, name)
+		err = fmt.Errorf("%w: a map is missing: want %s_sets and %s_many", ErrLayout, name, name)
 	}
 	return m, err
 }
@@ -67,7 +67,7 @@ func FindBindings(maps map[string]*ebpf.Map, name string) (BindingMaps, error) {
 // Replace needs room for the old bindings and the new.
 func SizeBindings(spec *ebpf.CollectionSpec, name string, bindings int) error {
 	if bindings < 1 || bindings > MaxBindings {
-		return fmt.Errorf("room for %d bindings: there may be 1 to %d", bindings, MaxBindings)
+		return fmt.Errorf("size for %d bindings: want 1 to %d", bindings, MaxBindings)
 	}
 	mib := func(bytes int) int { return (bytes + segmentBytes - 1) / segmentBytes }
 	if err := Size(spec, name, min(maxSegments, mib(2*24*bindings))); err != nil {
@@ -103,7 +103,7 @@ func OpenBindings(maps BindingMaps) (*Bindings, error) {
 		m.Next = firstUnit
 		atomic.StoreUint32(&m.Magic, setsMagic)
 	case m.Magic != setsMagic:
-		err = fmt.Errorf("%w: its sets say %#x, want %#x", ErrLayout, m.Magic, setsMagic)
+		err = fmt.Errorf("%w: the magic of its sets is %#x, want %#x", ErrLayout, m.Magic, setsMagic)
 	case m.Writing != 0:
 		err = b.repair()
 	}
@@ -148,7 +148,7 @@ func openReader(maps BindingMaps) (_ *Bindings, again bool, err error) {
 		now, err = readWord(maps.Sets, unsafe.Offsetof(setsHead{}.Reused))
 	}
 	if err == nil && m.Magic != setsMagic {
-		err = fmt.Errorf("%w: its sets say %#x, want %#x", ErrLayout, m.Magic, setsMagic)
+		err = fmt.Errorf("%w: the magic of its sets is %#x, want %#x", ErrLayout, m.Magic, setsMagic)
 	}
 	if err != nil || now != reused {
 		b.Close()
@@ -283,7 +283,7 @@ func (b *Bindings) All() iter.Seq2[Binding, error] {
 			}
 		}
 		if err := it.Err(); err != nil {
-			yield(Binding{}, fmt.Errorf("reading bindings: %w", err))
+			yield(Binding{}, fmt.Errorf("read bindings: %w", err))
 		}
 	}
 }

@@ -165,7 +165,7 @@ func (b *Bindings) hash(id uint32, entries []uint64) error {
 
 func (b *Bindings) manyError(err error) error {
 	if errors.Is(err, errMapFull) {
-		return fmt.Errorf("%w: %d bindings of prefixes with more than %d take all room for such", ErrFull, b.m.Hashed, maxInline+1)
+		return fmt.Errorf("%w: %d bindings of prefixes with more than %d bindings use all room for these", ErrFull, b.m.Hashed, maxInline+1)
 	}
 	return err
 }

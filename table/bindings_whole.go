@@ -192,11 +192,11 @@ func (b *Bindings) sweep() error {
 		}
 	}
 	if err := it.Err(); err != nil {
-		return fmt.Errorf("reading bindings: %w", err)
+		return fmt.Errorf("read bindings: %w", err)
 	}
 	for _, k := range gone {
 		if err := b.many.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("removing what no prefix has: %w", err)
+			return fmt.Errorf("remove bindings without a prefix: %w", err)
 		}
 	}
 	b.m.Hashed = 0

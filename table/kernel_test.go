@@ -246,7 +246,7 @@ func TestFull(t *testing.T) {
 	for q, v := range all {
 		many = append(many, table.Entry{Prefix: q, Value: v})
 	}
-	if err := tab.Replace(many); !errors.Is(err, table.ErrFull) || !strings.Contains(err.Error(), fmt.Sprintf("%d of IPv6 need more than its 1 MiB", len(many))) {
+	if err := tab.Replace(many); !errors.Is(err, table.ErrFull) || !strings.Contains(err.Error(), fmt.Sprintf("%d IPv6 prefixes need more than 1 MiB", len(many))) {
 		t.Errorf("both sets cannot have room: %v", err)
 	}
 	if tab.Len() != len(all) {

@@ -63,11 +63,11 @@ var (
 	// ErrFull reports a table without free pages. Create it with more segments.
 	ErrFull = errors.New("table full")
 	// ErrValue reports a value outside 1 to MaxValue.
-	ErrValue = errors.New("no value for a table")
+	ErrValue = errors.New("invalid table value")
 	// ErrPrefix reports an invalid prefix, or one with bits set behind its length.
-	ErrPrefix = errors.New("no prefix for a table")
+	ErrPrefix = errors.New("invalid table prefix")
 	// ErrLayout reports maps of another kind, or of another version of the table.
-	ErrLayout = errors.New("no table of this version")
+	ErrLayout = errors.New("not a table of this version")
 )
 
 // Maps are the three maps of a table: NAME_head, NAME_index and NAME_pages of TABLE_MAPS(NAME).
@@ -77,7 +77,7 @@ type Maps struct{ Head, Index, Pages *ebpf.Map }
 func Find(maps map[string]*ebpf.Map, name string) (Maps, error) {
 	m := Maps{maps[name+"_head"], maps[name+"_index"], maps[name+"_pages"]}
 	if m.Head == nil || m.Index == nil || m.Pages == nil {
-		return m, fmt.Errorf("%w: %s_head, %s_index and %s_pages are not all there", ErrLayout, name, name, name)
+		return m, fmt.Errorf("%w: a map is missing: want %s_head, %s_index and %s_pages", ErrLayout, name, name, name)
 	}
 	return m, nil
 }
@@ -91,7 +91,7 @@ func Size(spec *ebpf.CollectionSpec, name string, segments int) error {
 		return fmt.Errorf("%w: the object has no map %s_pages", ErrLayout, name)
 	}
 	if segments < 1 || segments > maxSegments {
-		return fmt.Errorf("a table of %d segments: it may have 1 to %d", segments, maxSegments)
+		return fmt.Errorf("size table to %d segments: want 1 to %d", segments, maxSegments)
 	}
 	m.MaxEntries = uint32(segments)
 	return nil
@@ -176,13 +176,13 @@ func mapArray(m *ebpf.Map, write bool) (b []byte, mapped bool, err error) {
 		return b, true, nil
 	}
 	if write || !errors.Is(err, unix.EINVAL) {
-		return nil, false, fmt.Errorf("mapping %v: %w", m, err)
+		return nil, false, fmt.Errorf("map %v: %w", m, err)
 	}
 	b = make([]byte, 0, size)
 	for i := range m.MaxEntries() {
 		value, err := m.LookupBytes(i)
 		if err != nil {
-			return nil, false, fmt.Errorf("reading %v: %w", m, err)
+			return nil, false, fmt.Errorf("read %v: %w", m, err)
 		}
 		b = append(b, value...)
 	}
@@ -196,7 +196,7 @@ const maxCopies = 20
 func readWord(m *ebpf.Map, at uintptr) (uint32, error) {
 	value, err := m.LookupBytes(uint32(0))
 	if err != nil {
-		return 0, fmt.Errorf("reading %v: %w", m, err)
+		return 0, fmt.Errorf("read %v: %w", m, err)
 	}
 	if int(at)+4 > len(value) {
 		return 0, fmt.Errorf("%w: %v", ErrLayout, m)

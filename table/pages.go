@@ -68,7 +68,7 @@ func (m *memory) alloc(units uint32) (uint32, error) {
 }
 
 func (m *memory) full() error {
-	return fmt.Errorf("%w: %d prefixes take all of its %d MiB", ErrFull, m.Count[0]+m.Count[1], len(m.pages)/segmentBytes)
+	return fmt.Errorf("%w: %d prefixes use all %d MiB", ErrFull, m.Count[0]+m.Count[1], len(m.pages)/segmentBytes)
 }
 
 func (m *memory) pop(units uint32) uint32 {

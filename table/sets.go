@@ -207,7 +207,7 @@ func (m *sets) alloc(units uint32) (uint32, error) {
 			return unit, nil
 		}
 	}
-	return 0, fmt.Errorf("%w: %d bindings of %d prefixes take all of its %d MiB for sets", ErrFull, m.Bindings, m.Sets,
+	return 0, fmt.Errorf("%w: %d bindings of %d prefixes use all %d MiB of sets", ErrFull, m.Bindings, m.Sets,
 		len(m.memory)/segmentBytes)
 }
 

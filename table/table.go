@@ -46,7 +46,7 @@ func Open(maps Maps) (*Table, error) {
 		m.begin()
 	case m.Magic != magic:
 		m.unmap()
-		return nil, fmt.Errorf("%w: it says %#x, want %#x", ErrLayout, m.Magic, magic)
+		return nil, fmt.Errorf("%w: its magic is %#x, want %#x", ErrLayout, m.Magic, magic)
 	case m.Writing != 0:
 		m.repair()
 	}
@@ -63,7 +63,7 @@ func OpenReader(maps Maps) (*Table, error) {
 		}
 		if m.Magic != magic {
 			m.unmap()
-			return nil, fmt.Errorf("%w: it says %#x, want %#x", ErrLayout, m.Magic, magic)
+			return nil, fmt.Errorf("%w: its magic is %#x, want %#x", ErrLayout, m.Magic, magic)
 		}
 		now := m.Reused
 		if len(m.mapped) == 0 { // mapAll copies the head first
@@ -80,7 +80,7 @@ func OpenReader(maps Maps) (*Table, error) {
 	return nil, errBusy
 }
 
-var errBusy = errors.New("the table is changed faster than it can be copied: try again")
+var errBusy = errors.New("copy table: it changes too fast: try again")
 
 // Close releases the mappings. The caller still owns the maps.
 func (t *Table) Close() error {
@@ -211,7 +211,7 @@ func (m *memory) replace(ps4, ps6 []prefix) error {
 	if err != nil {
 		m.repair()
 		if errors.Is(err, ErrFull) { // the counts in the head still describe the old prefixes
-			err = fmt.Errorf("%w: %d prefixes of IPv4 and %d of IPv6 need more than its %d MiB, beside those that are there: give fewer, or one shorter prefix for several", ErrFull, len(ps4), len(ps6), len(m.pages)/segmentBytes)
+			err = fmt.Errorf("%w: %d IPv4 and %d IPv6 prefixes need more than %d MiB beside the existing ones: use fewer, or one shorter prefix for several", ErrFull, len(ps4), len(ps6), len(m.pages)/segmentBytes)
 		}
 		return err
 	}
