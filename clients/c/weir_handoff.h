@@ -342,7 +342,7 @@ static inline int weir_send_(struct weir_handoff *h, const struct weir_message_ 
 	if (m->state_len + m->unread_len > WEIR_INLINE_) {
 		large = weir_spill_(m);
 		if (large < 0)
-			return weir_fail_(h, "weir: %zu bytes of state into a memfd: %s",
+			return weir_fail_(h, "weir: store %zu bytes of state in a memfd: %s",
 					  m->state_len, strerror(errno));
 		fds[n++] = large;
 		flags |= WEIR_STATE_FD_;
@@ -538,7 +538,7 @@ static inline int weir_receive_(struct weir_handoff *h, struct weir_message_ *m,
 	if (fds[0] >= 0)
 		close(fds[0]);
 	weir_lost_keeper_(h);
-	return weir_fail_(h, "weir: the keeper on %s has gone", h->socket);
+	return weir_fail_(h, "weir: the keeper on %s has exited", h->socket);
 }
 
 /* Reads the positions of a connection from the kernel. Returns 0, or -1 for a closed one. */
@@ -801,8 +801,8 @@ static inline void weir_given__(struct weir_handoff *h, struct weir_message_ *m)
 		s->note->has = m->state_len + m->unread_len;
 	} else
 		answer.text = m->cut			? WEIR_NO_DESCRIPTORS_ :
-			      m->number == WEIR_STREAM_ ? "it cannot be gone on with" :
-							  "nobody here goes on with it";
+			      m->number == WEIR_STREAM_ ? "it cannot continue here" :
+							  "no socket for it here";
 	answer.text_len = ok ? 0 : strlen(answer.text);
 	weir_send_(h, &answer);
 	if (!ok) {
@@ -884,7 +884,7 @@ static inline int weir_keep_listener_(struct weir_handoff *h)
 	if (h->listener < 0 || h->proving || h->replaced) /* it belongs to the newer process */
 		return 0;
 	if (weir_begin_(&s, h->listener))
-		return weir_fail_(h, "weir: the listener is no plain TCP socket");
+		return weir_fail_(h, "weir: the listener is not a plain TCP socket");
 	m = weir_message_of_(WEIR_KEEP_, s.id, WEIR_LISTENER_);
 	m.text = h->label;
 	m.text_len = strlen(h->label);
@@ -1036,7 +1036,7 @@ static inline int weir_keep_(struct weir_handoff *h, struct weir_note_ *note)
 	if (!weir_fits_(h, note))
 		weir_drain_(h); /* the keeper may have raised its limit */
 	if (note->moved) {
-		weir_fail_(h, "weir: the session is another process's");
+		weir_fail_(h, "weir: another process owns the session");
 		h->code = WEIR_OWNED_;
 		return -1;
 	}
@@ -1691,7 +1691,7 @@ static inline int weir_handoff_commit(struct weir_handoff *h, struct weir_sessio
 		weir_free_(s);
 	/* The keeper comes first, because bytes taken out of the socket are nowhere else. */
 	if (weir_discard_(s->fd, seen))
-		return weir_fail_(h, "weir: somebody else has read from the session");
+		return weir_fail_(h, "weir: another process has read from the session");
 	return kept;
 }
 
@@ -1720,14 +1720,14 @@ static inline int weir_handoff_transfer(struct weir_handoff *h, struct weir_sess
 	int failed;
 
 	if (strlen(to) > WEIR_NAME_)
-		return weir_fail_(h, "weir: no member can have this name");
+		return weir_fail_(h, "weir: invalid member name");
 	weir_drain_(h); /* may find that the keeper has exited */
 	m = weir_message_of_(WEIR_TRANSFER_, s->id, 0);
 	if (h->conn < 0 && (h->hello >= 0 || !weir_hello_(h, 0)))
 		weir_welcomed_(h, weir_now_() + WEIR_PATIENCE_MS_);
 	if (s->note->moved) {
 		errno = ESTALE;
-		return weir_fail_(h, "weir: the session is another process's");
+		return weir_fail_(h, "weir: another process owns the session");
 	}
 	mem = weir_pack_(s, state, state_len, unread, &unread_len);
 	if (!mem)

@@ -86,7 +86,7 @@ class Moved(HandoffError):
     """Another process owns the session, or possibly owns it. Close it."""
 
     def __init__(self):
-        super().__init__("the session is another process's", _OWNED)
+        super().__init__("another process owns the session", _OWNED)
 
 
 def _connect(conn, address, wait):
@@ -335,7 +335,7 @@ class Session:
             # recv with MSG_TRUNC would not copy, but Python would still allocate.
             got = len(self._read(n))
             if not got:
-                raise HandoffError("somebody else has read from the session")
+                raise HandoffError("another process has read from the session")
             n -= got
 
     def close(self):
@@ -605,7 +605,7 @@ class Member:
             try:
                 large = _spill(m.state + m.unread)
             except OSError as e:
-                raise HandoffError(f"{len(m.state)} bytes of state into a memfd: {e}") from e
+                raise HandoffError(f"store {len(m.state)} bytes of state in a memfd: {e}") from e
             fds.append(large)
             flags |= _STATE_FD
         else:
@@ -626,7 +626,7 @@ class Member:
                 self._broken = True  # a session given in it is in _conn and nowhere else
             else:
                 self._lost()
-            raise HandoffError(f"the keeper has gone: {e}") from e
+            raise HandoffError(f"the keeper has exited: {e}") from e
         finally:
             if large >= 0:
                 os.close(large)
@@ -654,7 +654,7 @@ class Member:
         cut = bool(flags & socket.MSG_CTRUNC) and len(fds) < 2
         try:
             if len(data) < _HEADER.size or data[0] != _VERSION or flags & socket.MSG_TRUNC or flags & socket.MSG_CTRUNC and not cut:
-                raise HandoffError(f"the keeper on {self.keeper} has gone")
+                raise HandoffError(f"the keeper on {self.keeper} has exited")
             _, kind, flags, seq, session, read, written, number, name, _, text, state, unread = _HEADER.unpack_from(data)
             # Positions are modulo 2^64. Those before a session's arrival on this server are below
             # 0.
@@ -674,7 +674,7 @@ class Member:
                     both += more
                 os.close(large)
             if len(both) != state + unread:
-                raise HandoffError("a message of another length than it says")
+                raise HandoffError("message length does not match its header")
         except (HandoffError, UnicodeDecodeError, IndexError) as e:
             for fd in fds:
                 os.close(fd)
@@ -726,7 +726,7 @@ class Member:
             # Our listener comes back from a newer process that died before it was ready.
             self._answer(_Message(_TOOK, session=m.session))
         elif m.kind == _GIVE:
-            why = _NO_DESCRIPTORS if m.cut else f"nobody here goes on with {m.text!r}"
+            why = _NO_DESCRIPTORS if m.cut else f"no socket for {m.text!r} here"
             self._answer(_Message(_REFUSE, session=m.session, number=_LOST, text=why))
         elif m.kind == _ERROR:
             s = self._sessions.get(m.session)

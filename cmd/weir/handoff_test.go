@@ -123,7 +123,7 @@ func TestHandoffCommands(t *testing.T) {
 		{[]string{"send", fmt.Sprint(s.ID()), "9"}, exitFailed, "no member 9 of telemetry is ready"},
 		{[]string{"status", "dns"}, exitFailed, `no members or sessions of service "dns"`},
 		{[]string{"keep", "--allow", "dns"}, exitUsage, "SERVICE:KIND=VALUE"},
-		{[]string{"--keeper", socket + "x", "status"}, exitFailed, "is weir serve, or weir handoff keep, running?"},
+		{[]string{"--keeper", socket + "x", "status"}, exitFailed, "start weir serve, or weir handoff keep"},
 	} {
 		if out, errs, status := weir(t, append([]string{"handoff", "--keeper", socket}, x.args...)...); status != x.status || !strings.Contains(errs, x.want) {
 			t.Errorf("%v: status %d, want %d: %s%s", x.args, status, x.status, out, errs)

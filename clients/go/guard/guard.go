@@ -52,10 +52,10 @@ var ErrOccupied = sockfilter.ErrOccupied
 var ErrUnsupported = sockfilter.ErrUnsupported
 
 // ErrNoGrant reports a process without the right to load a guard and without a grant.
-var ErrNoGrant = errors.New("no right to load a guard, and none was given")
+var ErrNoGrant = errors.New("no right to load a guard, and no grant")
 
 // ErrAboveGrant reports a request above the granted limit.
-var ErrAboveGrant = errors.New("more than was granted")
+var ErrAboveGrant = errors.New("above the granted limit")
 
 // ErrClosed reports the use of a closed guard. It wraps [net.ErrClosed].
 var ErrClosed = fmt.Errorf("the guard is closed: %w", net.ErrClosed)
@@ -141,7 +141,7 @@ func name(conn syscall.Conn) string {
 // can always remove the filter of its own socket.
 func (g *Guard) SetLimits(l Limits) error {
 	if l.Total > MaxLimit {
-		return fmt.Errorf("limit %d: more than %s, the highest limit", uint64(l.Total), MaxLimit)
+		return fmt.Errorf("limit %d: above the highest limit, %s", uint64(l.Total), MaxLimit)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -149,10 +149,10 @@ func (g *Guard) SetLimits(l Limits) error {
 		return ErrClosed
 	}
 	if most := Limit(g.state.Total.Granted); most != 0 && (l.Total == 0 || l.Total > most) {
-		return fmt.Errorf("limit %s: %w, %s: ask for less, or have whoever starts the process grant more (weir guard grant --limit)", l.Total, ErrAboveGrant, most)
+		return fmt.Errorf("limit %s: %w, %s: request less, or grant more at the start of the process (weir guard grant --limit)", l.Total, ErrAboveGrant, most)
 	}
 	if l.Dry && g.state.Total.Granted != 0 {
-		return fmt.Errorf("a dry run passes everything: %w, which is %s: leave Dry out, or have whoever starts the process grant nothing and run it with the right to load a guard", ErrAboveGrant, Limit(g.state.Total.Granted))
+		return fmt.Errorf("dry run: passing everything is %w, %s: leave Dry out, or start the process without a grant and with the right to load a guard", ErrAboveGrant, Limit(g.state.Total.Granted))
 	}
 	g.state.SetLimits(l)
 	return nil
@@ -223,17 +223,17 @@ func adopt(program, state int) (_ *Guard, err error) {
 		}
 	}()
 	if g.program, err = unix.FcntlInt(uintptr(program), unix.F_DUPFD_CLOEXEC, 0); err != nil {
-		return nil, fmt.Errorf("descriptor %d, of a guard's program: %w", program, err)
+		return nil, fmt.Errorf("descriptor %d of the guard's program: %w", program, err)
 	}
 	if g.stateFD, err = unix.FcntlInt(uintptr(state), unix.F_DUPFD_CLOEXEC, 0); err != nil {
-		return nil, fmt.Errorf("descriptor %d, of a guard's state: %w", state, err)
+		return nil, fmt.Errorf("descriptor %d of the guard's state: %w", state, err)
 	}
 	if g.state, err = guardstate.Map(g.stateFD); err != nil {
 		return nil, err
 	}
 	if version := g.state.Total.Version; version != guardstate.ABI {
 		g.state.Close()
-		return nil, fmt.Errorf("version %d: %w, which knows %d: build it with the same weir", version, guardstate.ErrLayout, guardstate.ABI)
+		return nil, fmt.Errorf("version %d: %w, want %d: build it with the same weir", version, guardstate.ErrLayout, guardstate.ABI)
 	}
 	return g, nil
 }

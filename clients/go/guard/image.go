@@ -101,7 +101,7 @@ func explain(what string, err error) error {
 	if errors.Is(err, os.ErrPermission) {
 		return fmt.Errorf("load a guard, %s: %w: run it as root, or with CAP_BPF and CAP_NET_ADMIN", what, err)
 	}
-	return fmt.Errorf("load a guard, %s: %w (weir doctor tells what this kernel can do)", what, err)
+	return fmt.Errorf("load a guard, %s: %w (weir doctor lists the facilities of this kernel)", what, err)
 }
 
 // create creates a map. inner is a map of its element type, or -1.
@@ -198,9 +198,9 @@ func (im *image) program(maps map[string]int) (int, error) {
 		return fd, nil
 	}
 	if strings.Contains(unix.ByteSliceToString(log), "BPF_STX uses reserved fields") {
-		return -1, fmt.Errorf("load a guard: %w: compare-and-swap in BPF programs came with Linux 5.12", ErrUnsupported)
+		return -1, fmt.Errorf("load a guard: %w: compare-and-swap in BPF programs requires Linux 5.12", ErrUnsupported)
 	}
-	return -1, explain("program", fmt.Errorf("%w: the verifier says: %s", err, lastLines(unix.ByteSliceToString(log))))
+	return -1, explain("program", fmt.Errorf("%w: verifier: %s", err, lastLines(unix.ByteSliceToString(log))))
 }
 
 func explained(what string, err error) error {

@@ -27,7 +27,7 @@ func Direct(ctx context.Context, socket string) (*Director, error) {
 	socket = wire.Socket(socket)
 	c, err := wire.Dial(ctx, socket)
 	if err != nil {
-		return nil, fmt.Errorf("%w on %s: is weir serve, or weir handoff keep, running? %w", ErrNoKeeper, socket, err)
+		return nil, fmt.Errorf("%w on %s: start weir serve, or weir handoff keep: %w", ErrNoKeeper, socket, err)
 	}
 	return &Director{c: c, socket: socket}, nil
 }
@@ -44,7 +44,7 @@ func (d *Director) Suspend(ctx context.Context, limit time.Duration, ids ...uint
 	for _, id := range ids {
 		switch err, ok := answers[id]; {
 		case !ok:
-			stay[id] = fmt.Errorf("%w: its member has not let go of the session in %v", ErrSlow, limit)
+			stay[id] = fmt.Errorf("%w: its member has not released the session within %v", ErrSlow, limit)
 		case err != nil:
 			stay[id] = err
 		default:
@@ -82,7 +82,7 @@ func (d *Director) Release(ctx context.Context, to map[uint64]string) (back map[
 	for _, id := range ids {
 		err, ok := answers[id]
 		if !ok {
-			err = fmt.Errorf("%w: it has not answered in %v", ErrNoKeeper, answerTime)
+			err = fmt.Errorf("%w: no answer within %v", ErrNoKeeper, answerTime)
 		}
 		if err != nil {
 			back[id] = err

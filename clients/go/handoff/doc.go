@@ -57,12 +57,12 @@ var (
 	ErrReplaced = errors.New("replaced by a newer member")
 	// ErrUncommitted reports too many bytes read without a commit. The keeper has all of them. See
 	// Options.Window.
-	ErrUncommitted = errors.New("too many bytes were read without a Commit")
+	ErrUncommitted = errors.New("too many bytes read without a Commit")
 	// ErrNoKeeper reports that no keeper answers. Sessions continue but are not kept.
 	ErrNoKeeper = errors.New("no keeper answers")
 	// ErrUncertain reports that the keeper exited while it moved a session. The owner is unknown
 	// until the keeper is back. Until then the session stands still.
-	ErrUncertain = errors.New("whether the session has moved is known when the keeper is back")
+	ErrUncertain = errors.New("the owner of the session is unknown until the keeper is back")
 
 	ErrNotMember = wire.ErrNotMember // this process is no member of the service
 	ErrNoPeer    = wire.ErrNoPeer    // no member of this name is ready

@@ -7,7 +7,7 @@ import "github.com/weir-project/weir/feature/handoff/wire"
 // limited applies changed limits of the keeper.
 func (m *Member) limited(c *wire.Conn, msg *wire.Message) {
 	m.maxState.Store(msg.Read)
-	m.o.Log.Info("the keeper's limits have changed", "max_state", msg.Read, "max_sessions", msg.Written)
+	m.o.Log.Info("keeper limits changed", "max_state", msg.Read, "max_sessions", msg.Written)
 	go m.agree(c, msg.Number)
 }
 

@@ -285,7 +285,7 @@ func TestDescriptors(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Error(err)
 	}
-	if !strings.Contains(log.String(), "RLIMIT_NOFILE") || strings.Contains(log.String(), "the keeper has gone") {
+	if !strings.Contains(log.String(), "RLIMIT_NOFILE") || strings.Contains(log.String(), "keeper gone") {
 		t.Errorf("the member's log:\n%s", log.String())
 	}
 }

@@ -37,7 +37,7 @@ type reply struct {
 func (m *Member) dial(ctx context.Context) (*wire.Conn, error) {
 	c, err := wire.Dial(ctx, m.o.Keeper)
 	if err != nil {
-		return nil, fmt.Errorf("%w on %s: is weir serve, or weir handoff keep, running? %w", ErrNoKeeper, m.o.Keeper, err)
+		return nil, fmt.Errorf("%w on %s: start weir serve, or weir handoff keep: %w", ErrNoKeeper, m.o.Keeper, err)
 	}
 	caps := wire.Exact | wire.Moves | wire.Standby
 	if m.o.Orphans {
@@ -73,7 +73,7 @@ func (m *Member) dial(ctx context.Context) (*wire.Conn, error) {
 	if m.boards.Load() {
 		if err := m.board.Size(answer.Written); err != nil {
 			m.boards.Store(false)
-			m.o.Log.Warn("commits go by messages", "err", err)
+			m.o.Log.Warn("no board, sending commits as messages", "err", err)
 		}
 	}
 	return c, nil
@@ -90,11 +90,11 @@ func (m *Member) run(c *wire.Conn) {
 		if m.isDone() {
 			return
 		}
-		m.o.Log.Warn("the keeper has gone: sessions go on and are not kept", "err", err)
+		m.o.Log.Warn("keeper gone, sessions continue unkept", "err", err)
 		if c = m.reconnect(); c == nil {
 			return
 		}
-		m.o.Log.Info("the keeper is back")
+		m.o.Log.Info("keeper back")
 	}
 }
 
@@ -261,7 +261,7 @@ func (m *Member) sendOn(c *wire.Conn, msg *wire.Message, fds ...int) error {
 // onError handles an error not caused by a request.
 func (m *Member) onError(msg *wire.Message) {
 	err := msg.Err()
-	m.o.Log.Warn("the keeper refuses", "session", msg.Session, "err", err)
+	m.o.Log.Warn("keeper rejected a session", "session", msg.Session, "err", err)
 	m.mu.Lock()
 	s := m.sessions[msg.Session]
 	m.mu.Unlock()

@@ -66,7 +66,7 @@ func Listen(ctx context.Context, network, address string, o Options) (*Listener,
 // and address, Listen continues with it.
 func (m *Member) Listen(ctx context.Context, network, address string) (*Listener, error) {
 	if !strings.HasPrefix(network, "tcp") {
-		return nil, fmt.Errorf("listen %s: a listener is of tcp, tcp4 or tcp6; for udp see ListenPacket", network)
+		return nil, fmt.Errorf("listen %s: want tcp, tcp4 or tcp6: use ListenPacket for udp", network)
 	}
 	label := m.label(network, address)
 	l, err := m.listen(ctx, network, address, label)
@@ -111,7 +111,7 @@ func (m *Member) listen(ctx context.Context, network, address, label string) (*L
 		n, err = m.o.Listen.Listen(ctx, network, address)
 	}
 	if errors.Is(err, unix.EADDRINUSE) {
-		err = fmt.Errorf("%w: if member %s of %s had it under another address, have the keeper let go of that first (weir handoff forget --listeners)", err, m.o.Name, m.o.Service)
+		err = fmt.Errorf("%w: if member %s of %s previously used another address, release that first (weir handoff forget --listeners)", err, m.o.Name, m.o.Service)
 	}
 	if err != nil {
 		return nil, err
@@ -119,7 +119,7 @@ func (m *Member) listen(ctx context.Context, network, address, label string) (*L
 	t, ok := n.(*net.TCPListener)
 	if !ok {
 		n.Close()
-		return nil, fmt.Errorf("listen %s: what the keeper has of that label is no TCP listener", label)
+		return nil, fmt.Errorf("listen %s: the keeper's socket of this name is not a TCP listener", label)
 	}
 	l.tcp = t
 	if l.id, err = inline(t); err == nil && f == nil {
@@ -292,7 +292,7 @@ func temporary(err error) bool {
 func (l *Listener) addSession(c *net.TCPConn) {
 	s, err := l.m.newSession(c, l.label)
 	if err != nil {
-		l.m.o.Log.Warn("a connection cannot be kept", "remote", c.RemoteAddr(), "err", err)
+		l.m.o.Log.Warn("connection closed, cannot be kept", "remote", c.RemoteAddr(), "err", err)
 		c.Close()
 		return
 	}
@@ -473,7 +473,7 @@ func (m *Member) adoptListener(msg *wire.Message, fd int) error {
 	}
 	l := m.listenerFor(msg.Text)
 	if l == nil || !m.o.Orphans {
-		return wire.Errorf(wire.NotFound, "nobody listens at %q here", msg.Text)
+		return wire.Errorf(wire.NotFound, "no listener for %q here", msg.Text)
 	}
 	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -488,11 +488,11 @@ func (m *Member) adoptListener(msg *wire.Message, fd int) error {
 	t, ok := n.(*net.TCPListener)
 	if !ok {
 		n.Close()
-		return errors.New("it is no TCP listener")
+		return errors.New("not a TCP listener")
 	}
 	if !l.accepts(t) {
 		t.Close()
-		return wire.Errorf(wire.NotFound, "nobody listens at %q here any more", msg.Text)
+		return wire.Errorf(wire.NotFound, "no listener for %q here any more", msg.Text)
 	}
 	go func() { <-l.stopped; t.Close() }()
 	return nil

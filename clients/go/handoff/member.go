@@ -77,7 +77,7 @@ type Member struct {
 // Join connects to the keeper. The member receives sessions after Ready.
 func Join(ctx context.Context, o Options) (*Member, error) {
 	if !wire.ValidName(o.Service) || !wire.ValidName(o.Name) {
-		return nil, fmt.Errorf("service %q, member %q: Options want a name for both, of 1 to %d printable characters without spaces", o.Service, o.Name, wire.MaxName)
+		return nil, fmt.Errorf("service %q, member %q: want names of 1 to %d printable characters without spaces", o.Service, o.Name, wire.MaxName)
 	}
 	if o.Window == 0 {
 		o.Window = 128 << 10
@@ -94,7 +94,7 @@ func Join(ctx context.Context, o Options) (*Member, error) {
 	m := &Member{o: o, calls: map[uint32]*call{}, loads: map[string]uint32{}, labels: map[string]bool{}, sessions: map[uint64]*Session{}, replaced: make(chan struct{}), done: make(chan struct{})}
 	var err error
 	if m.board, err = wire.NewBoard(); err != nil {
-		o.Log.Warn("commits go by messages", "err", err)
+		o.Log.Warn("no board, sending commits as messages", "err", err)
 	}
 	c, err := m.dial(ctx)
 	if err != nil {
@@ -255,7 +255,7 @@ func (m *Member) moveOnRequest(id uint64, to string) {
 			continue
 		}
 		if err := m.TransferCommitted(s, to); err != nil && !errors.Is(err, ErrMoved) {
-			m.o.Log.Warn("a session stays", "session", s.id, "to", to, "err", err)
+			m.o.Log.Warn("session not moved", "session", s.id, "to", to, "err", err)
 		}
 	}
 }

@@ -41,7 +41,7 @@ type PacketConn struct {
 // network and address, ListenPacket continues with it.
 func (m *Member) ListenPacket(ctx context.Context, network, address string) (*PacketConn, error) {
 	if !strings.HasPrefix(network, "udp") {
-		return nil, fmt.Errorf("listen %s: a packet socket is of udp, udp4 or udp6", network)
+		return nil, fmt.Errorf("listen %s: want udp, udp4 or udp6", network)
 	}
 	label := m.label(network, address)
 	p, err := m.listenPacket(ctx, network, address, label)
@@ -69,7 +69,7 @@ func (m *Member) listenPacket(ctx context.Context, network, address, label strin
 	u, ok := n.(*net.UDPConn)
 	if !ok {
 		n.Close()
-		return nil, fmt.Errorf("listen %s: what the keeper has of that label is no UDP socket", label)
+		return nil, fmt.Errorf("listen %s: the keeper's socket of this name is not a UDP socket", label)
 	}
 	p := &PacketConn{UDPConn: u, m: m, label: label, stopped: make(chan struct{}), wake: make(chan struct{})}
 	if p.id, err = socketCookie(u); err == nil && f == nil {

@@ -36,7 +36,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 }
 
 // errBegun reports a session that cannot become a plain connection.
-var errBegun = errors.New("the session has begun in another process, and this one accepts plain connections (Accept): AcceptSession is for sessions")
+var errBegun = errors.New("the session began in another process, and this one accepts only plain connections: use AcceptSession")
 
 // begun reports whether another process may have read from the session or written to it. s.mu is
 // held.

@@ -89,7 +89,7 @@ func (m *Member) prove(p *proof) bool {
 		}
 		select {
 		case <-p.died:
-			m.o.Log.Warn("newer member gone before it proved itself, going on", "service", m.o.Service, "member", m.o.Name)
+			m.o.Log.Warn("newer member gone before it proved itself, continuing", "service", m.o.Service, "member", m.o.Name)
 			return false
 		case <-m.done:
 			return false
@@ -107,7 +107,7 @@ func (m *Member) handOn(p *proof) {
 		return
 	}
 	if p.pause > tryFirst {
-		m.o.Log.Warn("sessions came back from a newer member, serving them", "service", m.o.Service, "member", m.o.Name, "sessions", n)
+		m.o.Log.Warn("newer member returned sessions, serving them", "service", m.o.Service, "member", m.o.Name, "sessions", n)
 	}
 	p.again, p.pause = now.Add(p.pause), min(2*p.pause, tryLast)
 	m.mu.Unlock()

@@ -178,7 +178,7 @@ func (s *Session) commit(unparsed int, state []byte) error {
 // check returns an error for an invalid commit.
 func (s *Session) check(unparsed int, state []byte) error {
 	if n := s.shown + s.seen; unparsed < 0 || unparsed > n {
-		return fmt.Errorf("%d bytes are said to be unparsed, of %d that were read after the last commit", unparsed, n)
+		return fmt.Errorf("%d unparsed bytes, but only %d read after the last commit", unparsed, n)
 	}
 	size, limit := uint64(len(state)+unparsed+len(s.unread)-s.shown), s.m.maxState.Load()
 	if size <= limit {

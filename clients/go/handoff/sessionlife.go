@@ -298,7 +298,7 @@ func (m *Member) given(msg *wire.Message, fds []int) {
 		err = m.adoptListener(msg, fds[0])
 	default:
 		if !m.has(msg) {
-			err = wire.Errorf(wire.NotFound, "nobody reads %q here", msg.Text)
+			err = wire.Errorf(wire.NotFound, "no packet socket for %q here", msg.Text)
 		}
 	}
 	wire.CloseAll(fds)
@@ -306,7 +306,7 @@ func (m *Member) given(msg *wire.Message, fds []int) {
 		m.post(&wire.Message{Type: wire.Accept, Session: msg.Session})
 		return
 	}
-	m.o.Log.Warn("not taken", "session", msg.Session, "err", err)
+	m.o.Log.Warn("offered socket rejected", "session", msg.Session, "err", err)
 	m.post(&wire.Message{Type: wire.Reject, Session: msg.Session, Number: uint32(wire.Lost), Text: err.Error()})
 }
 
@@ -339,7 +339,7 @@ func (m *Member) adoptSession(msg *wire.Message, fds []int) error {
 	}
 	if !s.lock() { // the keeper exited meanwhile, and the previous owner took it back
 		c.Close()
-		return errors.New("another process has it")
+		return errors.New("another process owns it")
 	}
 	err = s.begin(msg)
 	if err == nil && l.plain.Load() && s.begun() {
@@ -365,7 +365,7 @@ func (s *Session) begin(msg *wire.Message) error {
 		at, put = msg.Read, msg.Written // nothing is queued, and Read will report the end
 	}
 	if wire.Before(msg.Read, at) || wire.Before(put, msg.Written) {
-		return fmt.Errorf("%w: it stands at read %d, written %d, its state at %d and %d", wire.ErrLost, at, put, msg.Read, msg.Written)
+		return fmt.Errorf("%w: the socket is at read %d, written %d, its state at %d and %d", wire.ErrLost, at, put, msg.Read, msg.Written)
 	}
 	if err := s.control(func(fd int) error { return sock.Discard(fd, msg.Read-at) }); err != nil {
 		return err

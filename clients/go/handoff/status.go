@@ -109,7 +109,7 @@ func ask(ctx context.Context, socket string, msg *wire.Message) (wire.Message, e
 	socket = wire.Socket(socket)
 	c, err := wire.Dial(ctx, socket)
 	if err != nil {
-		return wire.Message{}, fmt.Errorf("%w on %s: is weir serve, or weir handoff keep, running? %w", ErrNoKeeper, socket, err)
+		return wire.Message{}, fmt.Errorf("%w on %s: start weir serve, or weir handoff keep: %w", ErrNoKeeper, socket, err)
 	}
 	defer c.Close()
 	stop := context.AfterFunc(ctx, func() { c.SetReadDeadline(past) })

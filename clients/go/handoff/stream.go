@@ -169,7 +169,7 @@ func (s *Session) tail(fd, n int) ([]byte, error) {
 	}
 	all := make([]byte, s.seen) // in one piece: an urgent mark is at its beginning or behind it
 	if got, err := s.peek(fd, 0, all); err != nil || got != s.seen {
-		return nil, fmt.Errorf("%d bytes that were read are not in the queue: %d are, %w", s.seen, got, err)
+		return nil, fmt.Errorf("%d read bytes are not in the queue, only %d: %w", s.seen, got, err)
 	}
 	return append(out, all[max(0, s.seen-n):]...), nil
 }
