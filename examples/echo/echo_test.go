@@ -282,7 +282,7 @@ func TestPassedSockets(t *testing.T) {
 	}
 	c = nstest.Child("echo")
 	c.Env = append(c.Env, "LISTEN_FDS=1", "LISTEN_PID=1")
-	if out, err := c.CombinedOutput(); err == nil || !bytes.Contains(out, []byte("no socket was passed")) {
+	if out, err := c.CombinedOutput(); err == nil || !bytes.Contains(out, []byte("no sockets passed")) {
 		t.Errorf("with another process's LISTEN_PID: %v, %s", err, out)
 	}
 }

@@ -77,7 +77,7 @@ func open(addresses []string) (streams []net.Listener, packets []*net.UDPConn, e
 func passed() (streams []net.Listener, packets []*net.UDPConn, err error) {
 	n, _ := strconv.Atoi(os.Getenv("LISTEN_FDS"))
 	if pid := os.Getenv("LISTEN_PID"); n < 1 || pid != "" && pid != strconv.Itoa(os.Getpid()) {
-		return nil, nil, errors.New("no socket was passed (LISTEN_FDS), and no -listen given")
+		return nil, nil, errors.New("no -listen, and no sockets passed (LISTEN_FDS)")
 	}
 	const first = 3 // SD_LISTEN_FDS_START
 	for fd := first; fd < first+n; fd++ {

@@ -80,7 +80,7 @@ func destination(oob []byte) (netip.AddrPort, error) {
 			return netip.AddrPortFrom(netip.AddrFrom16(a.Addr), uint16(a.Port)), nil
 		}
 	}
-	return netip.AddrPort{}, fmt.Errorf("the kernel did not say where a datagram was sent to")
+	return netip.AddrPort{}, fmt.Errorf("no destination in the control messages")
 }
 
 // reply sends from an address, and from the port of the socket.

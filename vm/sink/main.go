@@ -46,9 +46,9 @@ func main() {
 
 func serve(args []string) error {
 	flags := flag.NewFlagSet("serve", flag.ExitOnError)
-	name := flags.String("name", "", "what to answer")
-	listen := flags.String("listen", "", "address of the UDP and of the TCP socket; empty: take systemd's")
-	reuseport := flags.Bool("reuseport", false, "set SO_REUSEPORT, so that several sinks share the address")
+	name := flags.String("name", "", "text of the answers")
+	listen := flags.String("listen", "", "address of the UDP and of the TCP socket; empty: use systemd's sockets")
+	reuseport := flags.Bool("reuseport", false, "set SO_REUSEPORT to share the address among sinks")
 	flags.Parse(args)
 
 	var listener net.Listener

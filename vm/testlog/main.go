@@ -21,7 +21,7 @@ import (
 )
 
 func main() {
-	allow := flag.String("allow", "kernel", "comma-separated reasons for which a test may skip")
+	allow := flag.String("allow", "kernel", "comma-separated permitted reasons for skips")
 	flag.Parse()
 	report := newReport(os.Stdout, strings.Split(*allow, ","))
 	if err := report.read(os.Stdin); err != nil {
