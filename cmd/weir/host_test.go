@@ -256,8 +256,8 @@ func TestWithoutRights(t *testing.T) {
 		t.Fatal(err)
 	}
 	for line, want := range map[string]string{
-		"doctor":                            `(?s)weir: this kernel or user cannot do that: steer needs sk_lookup programs`,
-		"doctor --json":                     `weir: this kernel or user cannot do that`,
+		"doctor":                            `(?s)weir: not supported by this kernel or user: steer needs sk_lookup programs`,
+		"doctor --json":                     `weir: not supported by this kernel or user`,
 		"status":                            `weir: no permission to read weir's pins .*; and no weir serve answers on /nonexistent`,
 		"steer where 192.0.2.1":             `no permission to read weir's pins`,
 		"steer devices":                     `no permission to read weir's pins`,

@@ -232,7 +232,7 @@ func TestNamespaceGoes(t *testing.T) {
 			if err := netns.Delete(w.NameB); err != nil {
 				t.Fatal(err)
 			}
-			if s := w.one(); !strings.Contains(s.Problem, "namespace is gone") || !strings.HasSuffix(s.Problem, "make it again, or take it out of the file, then run weir apply") {
+			if s := w.one(); !strings.Contains(s.Problem, "namespace is gone") || !strings.HasSuffix(s.Problem, "create it again or remove it from the file, then run weir apply") {
 				t.Errorf("state %+v", s)
 			}
 			if steps := w.apply(); len(steps) != 0 {

@@ -37,7 +37,7 @@ func (l *Listener) churns(p Peer, now time.Time) bool {
 		if !c.told {
 			c.told = true
 			l.churners[p] = c
-			l.o.Log.Warn("connections refused: their user connects too often", "listener", l.o.Name, "peer", p, "rate", connectRate)
+			l.o.Log.Warn("connections refused, user connects too often", "listener", l.o.Name, "peer", p, "rate", connectRate)
 		}
 		return true
 	}

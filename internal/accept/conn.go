@@ -87,14 +87,14 @@ func (l *Listener) claim(c *Conn) (evicted *Conn, full string) {
 		own = &peerConns{}
 	}
 	if own.all >= l.o.PerPeer {
-		return l.evict(own), fmt.Sprintf("its peer has %d, the limit", own.all)
+		return l.evict(own), fmt.Sprintf("its peer is at the limit of %d", own.all)
 	}
 	if l.count >= l.o.Strangers {
 		most := l.heaviest()
 		if most != nil && most.strangers() <= own.strangers() {
 			most = own
 		}
-		full = fmt.Sprintf("there are %d, the limit", l.count)
+		full = fmt.Sprintf("the listener is at the limit of %d", l.count)
 		if most == nil {
 			return nil, full
 		}
@@ -168,7 +168,7 @@ func (l *Listener) evict(p *peerConns) *Conn {
 		return nil
 	}
 	c.withdraw()
-	l.o.Log.Warn("idle connection closed to let another in", "listener", l.o.Name, "peer", c.Peer)
+	l.o.Log.Warn("idle connection closed for a newcomer", "listener", l.o.Name, "peer", c.Peer)
 	go c.Close()
 	return c
 }

@@ -13,7 +13,7 @@ import (
 // follows a symbolic link and changes only sockets. Anyone with write access to the directory can
 // replace the socket by something else (as in CVE-2017-18925).
 func Permit(path string, gid int, mode os.FileMode) error {
-	fail := func(err error) error { return fmt.Errorf("the rights of the socket %s: %w", path, err) }
+	fail := func(err error) error { return fmt.Errorf("set the rights of socket %s: %w", path, err) }
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fail(err)
@@ -24,7 +24,7 @@ func Permit(path string, gid int, mode os.FileMode) error {
 		return fail(err)
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFSOCK {
-		return fail(fmt.Errorf("it has been replaced: choose a directory that only root may write"))
+		return fail(fmt.Errorf("it was replaced: choose a directory writable only by root"))
 	}
 	if gid >= 0 {
 		if err := unix.Fchownat(fd, "", -1, gid, unix.AT_EMPTY_PATH); err != nil {

@@ -46,7 +46,7 @@ func TestPermit(t *testing.T) {
 		if err := replace(); err != nil {
 			t.Fatal(err)
 		}
-		if err := accept.Permit(socket, 1234, 0o666); err == nil || !strings.Contains(err.Error(), "it has been replaced") {
+		if err := accept.Permit(socket, 1234, 0o666); err == nil || !strings.Contains(err.Error(), "it was replaced") {
 			t.Errorf("%s: %v", name, err)
 		}
 		if st, err := os.Stat(secret); err != nil || st.Mode().Perm() != 0o600 {

@@ -33,7 +33,7 @@ func CheckServer(c net.Conn, path, env string, names ...string) error {
 	}
 	cred, err := Credentials(u)
 	if err != nil {
-		return fmt.Errorf("asking who answers at %s: %w", path, err)
+		return fmt.Errorf("identify the server at %s: %w", path, err)
 	}
 	if trusted(cred.Uid, names) {
 		return nil
@@ -74,7 +74,7 @@ func CheckTCPServer(ctx context.Context, c *net.TCPConn, names ...string) error 
 		s, err := diag.TCP(there, here)
 		switch {
 		case err != nil:
-			return fmt.Errorf("find the user who answers at %s: %w", there, err)
+			return fmt.Errorf("find the user of the server at %s: %w", there, err)
 		case s.Inode != 0 && trusted(s.UID, names):
 			return nil
 		case s.Inode != 0:

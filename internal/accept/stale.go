@@ -21,7 +21,7 @@ func CheckPath(path string) error {
 		most++
 	}
 	if len(path) > most {
-		return fmt.Errorf("the socket %s: its path has %d bytes, and %d are the most: choose a shorter one", path, len(path), most)
+		return fmt.Errorf("socket %s: its path has %d bytes, more than %d: choose a shorter one", path, len(path), most)
 	}
 	return nil
 }
@@ -35,12 +35,12 @@ func RemoveStale(path string) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case err != nil:
-		return fmt.Errorf("the socket %s: %w", path, err)
+		return fmt.Errorf("socket %s: %w", path, err)
 	case info.Mode().Type() != fs.ModeSocket:
-		return fmt.Errorf("the socket %s: there is a file that is no socket, which stays as it is: choose another path", path)
+		return fmt.Errorf("socket %s: another kind of file is there: choose another path", path)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("the socket %s: %w", path, err)
+		return fmt.Errorf("socket %s: %w", path, err)
 	}
 	return nil
 }

@@ -67,7 +67,7 @@ func TestCheckPath(t *testing.T) {
 			}
 		}
 	}
-	if _, err := accept.Unix(dir + "/" + strings.Repeat("x", 200)); err == nil || !strings.Contains(err.Error(), "107 are the most: choose a shorter one") {
+	if _, err := accept.Unix(dir + "/" + strings.Repeat("x", 200)); err == nil || !strings.Contains(err.Error(), "more than 107: choose a shorter one") {
 		t.Error(err)
 	}
 }

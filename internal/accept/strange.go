@@ -20,7 +20,7 @@ import (
 // connection with such a message.
 
 // ErrRights reports descriptors passed to a listener without use for them.
-var ErrRights = errors.New("the peer passes descriptors, which nobody takes here")
+var ErrRights = errors.New("the peer passes descriptors, not accepted here")
 
 // soPassRights allows peers to pass descriptors (asm/socket.h, Linux 6.16). Accepted connections
 // inherit it.

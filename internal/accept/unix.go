@@ -16,7 +16,7 @@ func Unix(path string) (net.Listener, error) {
 		return nil, err
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, fmt.Errorf("the socket's directory: %w", err)
+		return nil, fmt.Errorf("create the socket's directory: %w", err)
 	}
 	if c, err := net.Dial("unix", path); err == nil {
 		c.Close()
@@ -27,7 +27,7 @@ func Unix(path string) (net.Listener, error) {
 	}
 	l, err := net.Listen("unix", path)
 	if err != nil {
-		return nil, fmt.Errorf("the socket %s: %w", path, err)
+		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
 	return l, nil
 }

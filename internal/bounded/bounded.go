@@ -93,7 +93,7 @@ func DoLazy[T any](of func() string, f func() (T, error), late func(T, error)) (
 	var none T
 	of = sync.OnceValue(of)
 	if anyStuck() && !enter(of()) {
-		return none, fmt.Errorf("%w: a call of %s has not come back: end its processes", ErrStuck, of())
+		return none, fmt.Errorf("%w: a call of %s is stuck: end its processes", ErrStuck, of())
 	}
 	var once sync.Mutex // guards gone; lock it before the package's mu
 	gone := false
@@ -123,7 +123,7 @@ func DoLazy[T any](of func() string, f func() (T, error), late func(T, error)) (
 	}
 	gone = true
 	stuck(of())
-	return none, fmt.Errorf("%w: a call of %s has not come back within %s: end its processes", ErrStuck, of(), limit)
+	return none, fmt.Errorf("%w: a call of %s did not return within %s: end its processes", ErrStuck, of(), limit)
 }
 
 // wait waits for a result for limit. After a stall of the host itself, for example of a virtual

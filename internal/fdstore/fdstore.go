@@ -125,7 +125,7 @@ func barrier(limit time.Duration) error {
 		return err
 	}
 	if _, err := r.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
-		return fmt.Errorf("the service manager has not answered in %v", limit)
+		return fmt.Errorf("no answer from the service manager within %v", limit)
 	}
 	return nil // the manager has closed its end
 }

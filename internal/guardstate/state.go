@@ -107,7 +107,7 @@ type State struct {
 func Map(fd int) (*State, error) {
 	memory, err := unix.Mmap(fd, 0, Bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return nil, fmt.Errorf("mapping a guard's state: %w", err)
+		return nil, fmt.Errorf("map the guard's state: %w", err)
 	}
 	return &State{(*Layout)(unsafe.Pointer(&memory[0])), memory}, nil
 }
@@ -120,7 +120,7 @@ func (s *State) Close() { _ = unix.Munmap(s.memory) }
 func (s *State) Init(l Limits) error {
 	var seed [16]byte
 	if _, err := rand.Read(seed[:]); err != nil {
-		return fmt.Errorf("drawing a guard's seed: %w", err)
+		return fmt.Errorf("draw the guard's seed: %w", err)
 	}
 	s.Total.Seed[0] = binary.NativeEndian.Uint64(seed[:])
 	s.Total.Seed[1] = binary.NativeEndian.Uint64(seed[8:])

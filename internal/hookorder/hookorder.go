@@ -196,7 +196,7 @@ func (n Program) short() string {
 func ReadPosition(own uint32, at link.QueryOptions, hook fmt.Stringer) (p Position, attached bool, err error) {
 	all, _, err := List(at, 0)
 	if err != nil {
-		return p, false, fmt.Errorf("asking for the programs at %s: %w", hook, err)
+		return p, false, fmt.Errorf("list the programs at %s: %w", hook, err)
 	}
 	p = Position{Hook: hook.String(), Of: len(all)}
 	for i, x := range all {

@@ -87,7 +87,7 @@ func Parse(b []byte) (m Message, err error) {
 		}
 		id, size := binary.BigEndian.Uint16(sets), binary.BigEndian.Uint16(sets[2:])
 		if size < 4 || int(size) > len(sets) {
-			return m, fmt.Errorf("%w: a set of %d bytes where %d are left", ErrMalformed, size, len(sets))
+			return m, fmt.Errorf("%w: set of %d bytes, but %d are left", ErrMalformed, size, len(sets))
 		}
 		body := sets[4:size]
 		sets = sets[size:]
@@ -96,7 +96,7 @@ func Parse(b []byte) (m Message, err error) {
 				return m, err
 			}
 		} else if id < MinTemplateID {
-			return m, fmt.Errorf("%w: no set has the number %d", ErrMalformed, id)
+			return m, fmt.Errorf("%w: invalid set number %d", ErrMalformed, id)
 		}
 		m.Sets = append(m.Sets, Set{ID: id, Length: size, body: body})
 	}
@@ -179,7 +179,7 @@ func appendRecords(out []Change, version uint16, options bool, b []byte) ([]Chan
 func recordLength(version uint16, options bool, b []byte) (int, error) {
 	id := binary.BigEndian.Uint16(b)
 	if id < MinTemplateID {
-		return 0, fmt.Errorf("%w: no template has the number %d", ErrMalformed, id)
+		return 0, fmt.Errorf("%w: invalid template number %d", ErrMalformed, id)
 	}
 	at, fields, err := recordFields(version, options, b)
 	if err != nil {

@@ -70,7 +70,7 @@ func findInode(ref string, inode uint64) (*Handle, error) {
 
 // RemedyGone is the remedy for instances in a deleted namespace. weir apply rejects a file with
 // such a namespace.
-const RemedyGone = "make it again, or take it out of the file, then run weir apply"
+const RemedyGone = "create it again or remove it from the file, then run weir apply"
 
 // whyGone explains why a user finds no process in a namespace. Root sees all processes of its pid
 // namespace.
@@ -116,7 +116,7 @@ func Reference(ref string, id ID) (string, error) {
 func OfScope(ref, scope string, cookie uint64) (*Handle, error) {
 	inode, err := strconv.ParseUint(scope, 10, 64)
 	if err != nil {
-		return nil, fmt.Errorf("%q is no network namespace's number", scope)
+		return nil, fmt.Errorf("%q is not the number of a network namespace", scope)
 	}
 	return Find(ref, ID{inode, cookie})
 }
@@ -171,7 +171,7 @@ func openIf(inode uint64, open func() (*Handle, error)) *Handle {
 func InNew(f func() error) error {
 	return onThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("make a network namespace: %w (needs CAP_SYS_ADMIN)", err)
+			return fmt.Errorf("create a network namespace: %w (needs CAP_SYS_ADMIN)", err)
 		}
 		return f()
 	})

@@ -18,7 +18,7 @@ func TestFindTellsWhatIsGone(t *testing.T) {
 			t.Errorf("%q: %v, %v", ref, ns, err)
 		}
 	}
-	if got := whyGone(0); strings.Contains(got, "run as root") || !strings.HasSuffix(got, ": make it again, or take it out of the file, then run weir apply") {
+	if got := whyGone(0); strings.Contains(got, "run as root") || !strings.HasSuffix(got, ": create it again or remove it from the file, then run weir apply") {
 		t.Errorf("root is told %q", got)
 	}
 	if got := whyGone(1000); !strings.Contains(got, "run as root") {

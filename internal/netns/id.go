@@ -58,7 +58,7 @@ func (h *Handle) askCookie() (cookie uint64, err error) {
 	err = h.Do(func() error {
 		s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
-			return fmt.Errorf("make a socket: %w", err)
+			return fmt.Errorf("create a socket: %w", err)
 		}
 		defer unix.Close(s)
 		cookie, err = unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)

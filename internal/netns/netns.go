@@ -84,7 +84,7 @@ func openName(name string) (*Handle, error) {
 			return nil, fmt.Errorf("network namespace %q: %w", name, err)
 		}
 	}
-	return nil, fmt.Errorf("network namespace %q: %s/%s: %w: `ip netns list` shows the names there are",
+	return nil, fmt.Errorf("network namespace %q: %s/%s: %w: `ip netns list` shows the existing names",
 		name, dirs[0], name, os.ErrNotExist)
 }
 

@@ -112,9 +112,9 @@ func (p *Process) Line() (line string, ok bool) {
 func (p *Process) Expect(want string) {
 	p.t.Helper()
 	if line, ok := p.Line(); !ok {
-		p.t.Fatalf("child %s ended before it said %q: %v", strings.Join(p.Args[1:], " "), want, p.Wait())
+		p.t.Fatalf("child %s ended before printing %q: %v", strings.Join(p.Args[1:], " "), want, p.Wait())
 	} else if line != want {
-		p.t.Fatalf("child %s said %q, want %q", strings.Join(p.Args[1:], " "), line, want)
+		p.t.Fatalf("child %s printed %q, want %q", strings.Join(p.Args[1:], " "), line, want)
 	}
 }
 
@@ -122,7 +122,7 @@ func (p *Process) Expect(want string) {
 func (p *Process) Tell(line string) {
 	p.t.Helper()
 	if _, err := fmt.Fprintln(p.in, line); err != nil {
-		p.t.Fatalf("child %s does not hear: %v", strings.Join(p.Args[1:], " "), err)
+		p.t.Fatalf("write to child %s: %v", strings.Join(p.Args[1:], " "), err)
 	}
 }
 

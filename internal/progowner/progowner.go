@@ -72,7 +72,7 @@ func dispatched(dir string, ifindex int, dispatcher uint32) (names []string) {
 		if errors.Is(err, os.ErrNotExist) {
 			return names
 		}
-		name := "a program that cannot be read"
+		name := "an unreadable program"
 		if err == nil {
 			if info, err := p.Info(); err == nil {
 				id, _ := info.ID()

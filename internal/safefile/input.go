@@ -23,7 +23,7 @@ func OnWait(tell func(text string)) { onWait.Store(&tell) }
 func tellWait(name string) {
 	text := "waiting for " + name
 	if info, err := os.Stat(name); err == nil && info.Mode().Type() == fs.ModeNamedPipe {
-		text = "waiting for a writer of " + name + ", which is a FIFO"
+		text = "waiting for a writer of FIFO " + name
 	}
 	if tell := onWait.Load(); tell != nil {
 		(*tell)(text)

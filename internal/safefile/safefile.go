@@ -177,7 +177,7 @@ func open(path string) (int, error) {
 			return -1, fmt.Errorf("%s: %w: %s, and not a regular file", path, ErrRefused, kind(st.Mode))
 		}
 		if isKernels(fd) {
-			return -1, fmt.Errorf("%s: %w: it is a file of the kernel's", path, ErrRefused)
+			return -1, fmt.Errorf("%s: %w: it is a kernel file", path, ErrRefused)
 		}
 		opened, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 		if err != nil {

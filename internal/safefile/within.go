@@ -52,7 +52,7 @@ func turn(key string) (*call, error) {
 		if other.returns(within) {
 			continue
 		}
-		return nil, fmt.Errorf("%s: %w: its file system has not answered since it was asked last", key, ErrRefused)
+		return nil, fmt.Errorf("%s: %w: its file system has not answered an earlier call", key, ErrRefused)
 	}
 }
 
@@ -96,7 +96,7 @@ func Within[T any](key string, f func() (T, error)) (T, error) {
 		mine.end(key)
 	}()
 	if !mine.returns(readTime) {
-		return none, fmt.Errorf("%s: %w: its file system has not answered within %s", key, ErrRefused, readTime)
+		return none, fmt.Errorf("%s: %w: no answer from its file system within %s", key, ErrRefused, readTime)
 	}
 	r := <-done
 	return r.v, r.err

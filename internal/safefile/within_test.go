@@ -177,7 +177,7 @@ func TestInputWaits(t *testing.T) {
 		}
 		read <- err
 	}()
-	if text, want := <-told, "waiting for a writer of "+file+", which is a FIFO"; text != want {
+	if text, want := <-told, "waiting for a writer of FIFO "+file; text != want {
 		t.Errorf("it says %q, want %q", text, want)
 	}
 	if err := os.WriteFile(file, []byte("late"), 0); err != nil {

@@ -18,7 +18,7 @@ const (
 	maxLabel  = 256    // bytes
 )
 
-var droppedDesc = prometheus.NewDesc("weir_metrics_dropped_total", "Series left out of scrapes: more than 10,000 of one metric, or twice the same.", nil, nil)
+var droppedDesc = prometheus.NewDesc("weir_metrics_dropped_total", "Series omitted from scrapes: over 10,000 of one metric, or duplicates.", nil, nil)
 
 type droppedCounter struct{ n atomic.Uint64 }
 

@@ -31,7 +31,7 @@ func read(path string, most int64, want string, others uint32, chmod string) ([]
 		return nil, err
 	}
 	if uint32(f.Mode.Perm())&others != 0 {
-		return nil, fmt.Errorf("others than its owner may read %s, or write it: chmod %s %s", path, chmod, path)
+		return nil, fmt.Errorf("users other than its owner have access to %s: chmod %s %s", path, chmod, path)
 	}
 	return f.Data, nil
 }

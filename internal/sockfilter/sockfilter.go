@@ -13,10 +13,10 @@ import (
 )
 
 // ErrOccupied reports a socket with another filter.
-var ErrOccupied = errors.New("somebody else's program is there")
+var ErrOccupied = errors.New("another program is there")
 
 // ErrUnsupported reports a kind of socket without filters in this kernel.
-var ErrUnsupported = errors.New("this kernel or user cannot do that")
+var ErrUnsupported = errors.New("not supported by this kernel or user")
 
 // Filter is the filter of one socket. The program returns the number of bytes delivered to the
 // socket; 0 drops the packet. There is no link: the filter stays until the socket closes or the
@@ -43,15 +43,15 @@ func (s *Filter) String() string { return "the socket " + s.Name }
 func (s *Filter) Attach(prog int) error {
 	if !s.ours {
 		if err := s.free(); err != nil {
-			return fmt.Errorf("attaching to %s: %w", s, err)
+			return fmt.Errorf("attach to %s: %w", s, err)
 		}
 	}
 	err := unix.SetsockoptInt(s.FD, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, prog)
 	if errors.Is(err, unix.EOPNOTSUPP) {
-		return fmt.Errorf("attaching to %s: %w: %w: MPTCP sockets take no filter, and Go's listeners are such by default: net.ListenConfig.SetMultipathTCP(false)", s, ErrUnsupported, err)
+		return fmt.Errorf("attach to %s: %w: %w: MPTCP sockets have no filters, and Go uses MPTCP for listeners by default: call net.ListenConfig.SetMultipathTCP(false)", s, ErrUnsupported, err)
 	}
 	if err != nil {
-		return fmt.Errorf("attaching to %s: %w", s, err)
+		return fmt.Errorf("attach to %s: %w", s, err)
 	}
 	s.ours = true
 	return nil
@@ -61,7 +61,7 @@ func (s *Filter) Attach(prog int) error {
 func (s *Filter) free() error {
 	locked, err := unix.GetsockoptInt(s.FD, unix.SOL_SOCKET, unix.SO_LOCK_FILTER)
 	if err != nil {
-		return fmt.Errorf("asking whether its filter is locked: %w", err)
+		return fmt.Errorf("read its filter lock: %w", err)
 	}
 	if locked != 0 {
 		return fmt.Errorf("%w: the application has locked its filter (SO_LOCK_FILTER): filter at hook nft, netfilter or tcx", ErrOccupied)
@@ -74,7 +74,7 @@ func (s *Filter) free() error {
 	case errors.Is(errno, unix.EACCES):
 		return fmt.Errorf("%w: an eBPF filter", ErrOccupied)
 	case errno != 0:
-		return fmt.Errorf("asking for its filter: %w", errno)
+		return fmt.Errorf("read its filter: %w", errno)
 	case n > 0:
 		return fmt.Errorf("%w: a classic filter of %d instructions", ErrOccupied, n)
 	}
@@ -88,7 +88,7 @@ func (s *Filter) Detach() error {
 	}
 	err := unix.SetsockoptInt(s.FD, unix.SOL_SOCKET, unix.SO_DETACH_BPF, 0)
 	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("detaching from %s: %w", s, err)
+		return fmt.Errorf("detach from %s: %w", s, err)
 	}
 	s.ours = false
 	return nil

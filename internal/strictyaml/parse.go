@@ -79,7 +79,7 @@ var plainer = map[string]string{
 	"did not find expected ',' or ']'":               "a [ is not closed, or a comma is missing",
 	"found unexpected end of stream":                 "a quote is not closed",
 	"found character that cannot start any token":    "a value cannot begin with this character; put it in quotes",
-	"mapping values are not allowed in this context": "a key cannot stand here; check the indentation, or put text that holds ': ' in quotes",
+	"mapping values are not allowed in this context": "a key is not allowed here; check the indentation, or quote text containing ': '",
 	"could not find expected ':'":                    "a key without ':'; write key: value",
 }
 

@@ -366,7 +366,7 @@ func TestBillionLaughs(t *testing.T) {
 	var into map[string]tree
 	start := cpuTime(t)
 	err := strictyaml.Decode("f", []byte(b.String()), &into)
-	if err == nil || !strings.Contains(err.Error(), "aliases stand for more than 100000 values") {
+	if err == nil || !strings.Contains(err.Error(), "aliases expand to more than 100000 values") {
 		t.Errorf("got %v", err)
 	}
 	if d := cpuTime(t) - start; d > 10*time.Second {

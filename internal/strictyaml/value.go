@@ -72,7 +72,7 @@ func (d *Decoder) alias(n *yaml.Node, v reflect.Value) {
 		return // already reported
 	}
 	if d.aliased += d.size(n.Alias); d.aliased > maxAliased {
-		d.failf(n, "", "aliases stand for more than %d values; write fewer", maxAliased)
+		d.failf(n, "", "aliases expand to more than %d values; use fewer", maxAliased)
 		return
 	}
 	if d.open == nil {

@@ -30,7 +30,7 @@ func ReadPIDFile(path string) (int, error) {
 	// added by daemons.
 	f, err := safefile.Read(path, 4096)
 	if errors.Is(err, os.ErrNotExist) {
-		return 0, fmt.Errorf("pid file %s: %w: is the daemon running, and does it write one?", path, os.ErrNotExist)
+		return 0, fmt.Errorf("pid file %s: %w: check that the daemon runs and writes it", path, os.ErrNotExist)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("pid file: %w", err)
@@ -52,9 +52,9 @@ func ReadPIDFile(path string) (int, error) {
 	case err != nil: // it has exited, or is about to
 		return pid, nil
 	case f.Mode.Perm()&0o002 != 0:
-		return 0, fmt.Errorf("pid file %s: anybody may write it, so it names nobody: chmod o-w %s", path, path)
+		return 0, fmt.Errorf("pid file %s: it is world-writable and therefore ignored: chmod o-w %s", path, path)
 	case !slices.Contains(users, f.UID):
-		return 0, fmt.Errorf("pid file %s: it belongs to user %d, and names process %d of user %d: only root's file may name another user's process: chown root %s, or let the daemon write it before it drops its rights", path, f.UID, pid, users[0], path)
+		return 0, fmt.Errorf("pid file %s: it belongs to user %d, and names process %d of user %d: only root's file may name another user's process: chown root %s, or let the daemon write it before dropping its privileges", path, f.UID, pid, users[0], path)
 	}
 	return pid, nil
 }

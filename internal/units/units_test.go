@@ -248,7 +248,7 @@ func TestPIDFileOwner(t *testing.T) {
 	}{
 		{0, 0o644, os.Getpid(), ""}, {0, 0o644, theirs.Process.Pid, ""}, {0, 0o664, theirs.Process.Pid, ""},
 		{user, 0o644, theirs.Process.Pid, ""}, {user, 0o644, os.Getpid(), "only root's file may name another user's process"},
-		{user, 0o644, 1, "only root's file"}, {0, 0o666, os.Getpid(), "anybody may write it"}, {user, 0o644, maxPID, ""}, // not running any more
+		{user, 0o644, 1, "only root's file"}, {0, 0o666, os.Getpid(), "world-writable"}, {user, 0o644, maxPID, ""}, // not running any more
 	} {
 		if err := errors.Join(os.WriteFile(file, fmt.Append(nil, c.pid, "\n"), 0o600), os.Chmod(file, c.mode), os.Chown(file, c.owner, c.owner)); err != nil {
 			t.Fatal(err)

@@ -56,7 +56,7 @@ func (id *Identity) parse(status string) error {
 		for f := range strings.FieldsSeq(value) {
 			n, err := strconv.ParseUint(f, base, 64)
 			if err != nil || base == 10 && n > 1<<32-1 {
-				return fmt.Errorf("%s: %q is no number of 32 bits", key, f)
+				return fmt.Errorf("%s: %q is not a 32-bit number", key, f)
 			}
 			numbers = append(numbers, n)
 		}
@@ -145,7 +145,7 @@ func (id *Identity) Program(name string) (string, error) {
 			names = append(names, dir+"/"+name)
 		}
 	} else if !strings.HasPrefix(name, "/") {
-		return "", fmt.Errorf("%s: a relative path: say it from / on", name)
+		return "", fmt.Errorf("%s: relative path: use an absolute one", name)
 	}
 	err := fmt.Errorf("%s: %w in %s", name, os.ErrNotExist, searchPath)
 	for _, path := range names {
@@ -194,10 +194,10 @@ func (id *Identity) owned(path string, links int) error {
 			return id.owned(strings.Join(append([]string{target}, parts[i:]...), "/"), links)
 		}
 		if shared := st.Mode&0o002 != 0 || st.Mode&0o020 != 0 && st.Gid != 0; shared && (kind != unix.S_IFDIR || st.Mode&unix.S_ISVTX == 0) {
-			return fmt.Errorf("%s can be written by others than its owner, who could replace the program: chmod go-w %s", at, at)
+			return fmt.Errorf("%s is writable by users other than its owner: chmod go-w %s", at, at)
 		}
 		if last && (kind != unix.S_IFREG || st.Mode&0o111 == 0) {
-			return fmt.Errorf("%s is no program: it is no regular file, or none may execute it", at)
+			return fmt.Errorf("%s is not a program: not a regular file, or not executable", at)
 		}
 	}
 	return nil
