@@ -4,8 +4,8 @@
 // and receives sessions from them. Package move decides the owner of a session. Package lb is the load balancer's
 // agent.
 //
-// For the keeper of this backend, the agent is a member of each service under the names of the other backends. @b is
-// the way to backend b: a session transferred to @b by a member moves there (weir handoff send SESSION @b). The
+// For the keeper of this backend, the agent is a member of each service under the names of the other backends. Name
+// @b is the way to backend b. A session transferred to @b by a member moves there (weir handoff send SESSION @b). The
 // member releases it as for any other member. During the move the keeper has its socket. If the agent dies, the
 // socket stays there, and the next agent continues. Under its own backend's name the agent gives arrived sessions to
 // the keeper. It transfers each to the member with the former member's name, or to the member with the fewest
@@ -74,7 +74,7 @@ type Options struct {
 	Timeout time.Duration // of a move, before reclaiming it from the load balancer; default 700 ms; less than the load balancer's buffer time
 	// TimeoutAt is the position of timeout in the file, for errors.
 	TimeoutAt strictyaml.Pos `json:"-"`
-	Limit     int            // bytes of a session's queues; default repair.DefaultLimit
+	Limit     int            // bytes of a session's queues; default 64 MiB
 	Log       *slog.Logger   `json:"-"` // default: no logging
 
 	// Step, if set, is called after each step of a move. Experiments kill the agent there. [Steps] lists the names.

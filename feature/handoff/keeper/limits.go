@@ -158,7 +158,7 @@ func (k *Keeper) Limit(l Limits) {
 }
 
 // tellLimits sends changed limits to every member. A larger limit holds at once. A smaller one holds after the member
-// has agreed: an earlier commit must not be rejected, because the member has already read the committed bytes from
+// has agreed. An earlier commit must not be rejected, because the member has already read the committed bytes from
 // its socket. A session larger than the new limit keeps the old one. k.mu is held.
 func (k *Keeper) tellLimits(was int64) {
 	k.changes++

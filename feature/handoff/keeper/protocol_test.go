@@ -305,8 +305,8 @@ func ready(t testing.TB, socket, name string) mate {
 	return m
 }
 
-// TestWhy checks that the reason of a return is reported while the session stays with its former owner, and not after
-// a third member has accepted it.
+// TestWhy checks the reported reason of a return. It stays while the session is with its former owner, and disappears
+// once a third member has accepted the session.
 func TestWhy(t *testing.T) {
 	k, socket := run(t, Options{})
 	from, to := ready(t, socket, "0"), ready(t, socket, "1")
@@ -472,9 +472,9 @@ func TestDetachedUnread(t *testing.T) {
 	}
 }
 
-// TestMovesAreAgents checks that a session with a move under way is for agents only after its agent's death, however
-// long there is none: for the agent of the same destination, or an agent resuming all moves. A session without a move
-// is for its application.
+// TestMovesAreAgents checks the owner of sessions after an agent's death. A session with a move under way waits for an
+// agent, without a time limit: for the agent of the same destination, or an agent resuming all moves. A session
+// without a move is for its application.
 func TestMovesAreAgents(t *testing.T) {
 	const grace = 20 * time.Millisecond
 	for _, c := range []struct {

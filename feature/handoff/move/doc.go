@@ -60,10 +60,10 @@
 //     that takes.
 //   - From Restore to Deliver the destination's socket is in repair mode, and dies silently with its holders. From
 //     Restore to the socket's first packet, the destination's backend sends neither RST nor FIN for the flow.
-//   - An incarnation of the destination's agent reads no State and no answer of an earlier one. The earlier one may
-//     have owned the session already.
+//   - An incarnation of the destination's agent reads no State and no answer addressed to an earlier one. The earlier
+//     one may have owned the session already.
 //   - The load balancer's Flow outlives its agent. It is not forgotten while packets are buffered, nor while a copy
-//     of the session is stopped or has not sent a packet, unless the session has ended. (Losing a machine in this
+//     of the session is stopped or has not sent a packet. An ended session may be forgotten. (Losing a machine in this
 //     moment may lose the session. A new load balancer answers nothing about unknown flows until both backends have
 //     reported theirs.)
 //   - The load balancer processes a backend's messages in the order of their sending, and none of an earlier

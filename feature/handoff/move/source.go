@@ -101,8 +101,8 @@ func (s *Source) Receive(m Message) Do {
 		s.Phase = Moving
 		return act(Dump)
 	case m.Kind == Buffered && m.Epoch == s.Epoch && (s.Phase == Moving || s.Phase == Reclaiming) && s.Nonce != 0 && !m.OK:
-		// The source went ahead with its only Buffer. No backend can acquire the session by this move, whatever was
-		// sent.
+		// The source went ahead with its only Buffer. No backend can acquire the session by this move, even after a
+		// sent State.
 		s.Sent = false
 		if s.Phase == Moving {
 			return s.Retry()

@@ -11,8 +11,7 @@
 //  3. Close the descriptor. A frozen socket closes silently. From here on the session exists only in the state, and a
 //     packet that reaches this host draws an RST.
 //  4. Transfer the state ([State.AppendBinary], [Parse]).
-//  5. Call [Build] at the destination, in the service address's network namespace, then [Built.Start]; or both with
-//     [Restore].
+//  5. Call [Build] at the destination, in the service address's network namespace, then [Built.Start].
 //  6. Unblock the packets.
 //
 // From step 2 on nobody else may read from or write to the socket. It returns EPERM, and package net's descriptors
@@ -20,10 +19,15 @@
 //
 // # State included
 //
-// Sequence numbers; unacknowledged and unsent data; unread data (as bytes for the application, see [State.Unread]);
-// MSS, window scales, SACK, timestamps with their clock; the windows; the name of the congestion control; the sizes
-// of buffers, and whether they grow automatically; the socket options of [State.Options]; the end of either
-// direction. IPv4, IPv6, and IPv4 on an IPv6 socket.
+//   - Sequence numbers, and the windows.
+//   - Unacknowledged and unsent data, and unread data as bytes for the application (see [State.Unread]).
+//   - MSS, window scales, SACK, and timestamps with their clock.
+//   - The name of the congestion control.
+//   - The sizes of buffers, and whether they grow automatically.
+//   - The socket options of [State.Options].
+//   - The end of either direction.
+//
+// Sessions may use IPv4, IPv6, or IPv4 on an IPv6 socket.
 //
 // # TLS in the kernel
 //
@@ -33,9 +37,9 @@
 // for more data (MSG_MORE) is sent at once.
 //
 // A session cannot move if one of its directions has ended. If the kernel decrypts, it also needs Linux 6.0 and a
-// receive buffer that is not small: otherwise partially received records are invisible ([errTLS]). They are invisible
-// on every kernel under memory pressure of the whole system (tcp_mem, or a cgroup's memory): a session moved then
-// fails with a TLS error. NIC offload is untested.
+// receive buffer that is not small: otherwise partially received records are invisible ([errTLS]). Under
+// memory pressure of the whole system (tcp_mem, or a cgroup's memory) they are invisible on every kernel. A session
+// moved then fails with a TLS error. NIC offload is untested.
 //
 // # State not included
 //

@@ -50,7 +50,7 @@ func Prepare(fd int, o DumpOptions) (*Prepared, error) {
 }
 
 // Dump reads a connection's state and leaves its socket frozen. close(2) then ends it without a packet; [Resume]
-// continues it here. If Dump fails, the session continues, and the error is or wraps an error of this package or of
+// continues it here. If Dump fails, the session continues. The error is or wraps an error of this package or of
 // the kernel, for example EPERM without CAP_NET_ADMIN.
 //
 // fd may be blocking or not, and may belong to another network namespace than the caller. The caller keeps it open,

@@ -104,9 +104,9 @@ func (k *TLS) problem() string {
 	return ""
 }
 
-// Layout of the section: flags (1), zero (1), version (2), cipher (2), largest payload (2), the keys of the
-// directions that have some, and a checksum of the state up to here. Without the checksum only the peer would notice
-// a corrupted key, by ending the session.
+// Layout of the section: flags (1), zero (1), version (2), cipher (2), largest payload (2), keys of the
+// directions that have some, checksum of the state up to here. Without the checksum only the peer would notice a
+// corrupted key, by ending the session.
 const (
 	tlsHeadLen = 8
 	tlsSumLen  = 8

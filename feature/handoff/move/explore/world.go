@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package explore explores every order of events of package move's protocol, within bounds: lost, repeated and late
-// messages, killed and restarted agents and backends, deadlines, and packets of the client at any moment. It runs the
-// agents' own code.
+// Package explore explores every order of events of package move's protocol, within bounds. Events are the loss,
+// repetition and delay of messages, kills and restarts of agents and backends, deadlines, and packets of the client.
+// The package runs the agents' own code.
 //
-// In each state it checks two properties. No socket without the client's latest data has served the client, and no
-// RST was sent while a socket with that data lived. If nothing else fails from here on, the session ends up at
-// exactly one backend, unless every socket with the data has died, and nothing is left over.
+// In each state it checks two properties:
+//   - No socket without the client's latest data has served the client. No RST was sent while a socket with that data
+//     lived.
+//   - Without further faults the session ends up at exactly one backend, and nothing is left over. The exception is
+//     the death of every socket with the data.
 package explore
 
 import (

@@ -141,9 +141,9 @@ static __always_inline int walk(struct __sk_buff *skb, __u32 *at, __u32 end, __u
 }
 
 /*
- * read parses a TCP packet's session. It returns 0 on success, a negative value if the packet has
- * no session, and a positive value if the addresses are known but the transport header is
- * unreadable. In the last case the kernel may still find TCP, for example after reassembly.
+ * read parses a TCP packet's session. It returns 0 on success, and a negative value if the packet
+ * has no session. It returns a positive value if only the addresses are readable. The kernel may
+ * then still find TCP, for example after reassembly.
  */
 static __always_inline int read(struct __sk_buff *skb, struct quarantine_key *k, __u8 *flags,
 				int out)
