@@ -52,7 +52,7 @@ func TestMovesBetweenHooks(t *testing.T) {
 	}
 	w.apply()
 	if left := w.attachedTo(); len(left) > 0 {
-		t.Errorf("removed, and attached to %q", left)
+		t.Errorf("the filter is removed, but attached to %q", left)
 	}
 }
 
@@ -127,7 +127,7 @@ func TestInterfacesComeAndGo(t *testing.T) {
 				t.Fatal(err)
 			}
 			if p := w.one().Attachments[1]; p.Attached {
-				t.Errorf("the interface is gone, and %+v", p)
+				t.Errorf("the interface is deleted, but the state is %+v", p)
 			}
 			w.want("the other one", "5002/4 5002/6", 5001, 5002)
 			f.Rules[0] = drops(5002)
@@ -189,7 +189,7 @@ func TestSharedQdisc(t *testing.T) {
 	w.want("one of them", "5001/4 5001/6 5003/4 5003/6", 5001, 5002, 5003)
 	w.apply()
 	if left := w.attachedTo(); len(left) > 0 {
-		t.Errorf("removed, and there is still %q", left)
+		t.Errorf("the filter is removed, but %q still exists", left)
 	}
 	if err := w.B.Do(func() error { return exec.Command("tc", "qdisc", "add", "dev", nstest.WireDevice, "clsact").Run() }); err != nil {
 		t.Fatal(err)
@@ -197,7 +197,7 @@ func TestSharedQdisc(t *testing.T) {
 	w.apply(a, b)
 	w.apply()
 	if left := w.attachedTo(); !slices.Equal(left, []string{"clsact"}) {
-		t.Errorf("a qdisc that was there before: %q is left", left)
+		t.Errorf("got %q, want only the qdisc from before the filter", left)
 	}
 }
 
@@ -239,7 +239,7 @@ func TestNamespaceGoes(t *testing.T) {
 				t.Errorf("steps %q", steps)
 			}
 			if n := len(w.state().Filters); n != 0 {
-				t.Errorf("%d filters are left", n)
+				t.Errorf("%d filters remain", n)
 			}
 			// Nothing references the namespace any more, so its end of the wire is removed.
 			nstest.Until(t, "the namespace is gone", func() bool {
@@ -272,7 +272,7 @@ func TestOccupied(t *testing.T) {
 	f.Interfaces = []string{nstest.WireDevice, "second"}
 	plan, err := Feature{}.Plan(t.Context(), w.state(), Config{Filters: []Filter{f}})
 	if err != nil || len(plan.Warnings) != 1 || !strings.Contains(plan.Warnings[0], `XDP of second is occupied by program`) || !strings.Contains(plan.Warnings[0], `"balancer"`) {
-		t.Errorf("the plan warns of %q, %v", plan.Warnings, err)
+		t.Errorf("warnings of the plan: %q, %v", plan.Warnings, err)
 	}
 	_, err = applyTo(t.Context(), w.root, f)
 	if !errors.Is(err, kernel.ErrOccupied) || !strings.Contains(err.Error(), `"balancer"`) || !strings.Contains(err.Error(), "tcx") {
@@ -287,7 +287,7 @@ func TestOccupied(t *testing.T) {
 		t.Fatal(err)
 	}
 	if plan, err = (Feature{}).Plan(t.Context(), w.state(), Config{Filters: []Filter{f}}); err != nil || len(plan.Warnings) > 0 {
-		t.Errorf("of its own program the plan warns: %q, %v", plan.Warnings, err)
+		t.Errorf("the plan warns about weir's own program: %q, %v", plan.Warnings, err)
 	}
 }
 
@@ -341,13 +341,13 @@ func TestRulesetOfUser(t *testing.T) {
 	}
 	before := ruleset(t, w.B, true)
 	if !strings.Contains(before, "blocked") || !strings.Contains(before, "5003") {
-		t.Fatalf("the user's ruleset is not there: %s", before)
+		t.Fatalf("the user's ruleset is missing: %s", before)
 	}
 	w.want("the user's alone", "5001/4 5001/6 5002/4 5002/6", 5001, 5002, 5003)
 	same := func(when string) {
 		t.Helper()
 		if now := ruleset(t, w.B, true); now != before {
-			t.Errorf("%s: the user's ruleset was\n%s\nand is\n%s", when, before, now)
+			t.Errorf("%s: the user's ruleset was\n%s\nand is now\n%s", when, before, now)
 		}
 	}
 	f := w.filter(HookNFT, drops(5001))
@@ -379,7 +379,7 @@ func TestRulesetOfUser(t *testing.T) {
 	}
 	w.want("loaded again", "5001/4 5001/6 5002/4 5002/6", 5001, 5002, 5003)
 	if p := w.one().Attachments[0]; p.Attached {
-		t.Errorf("loaded again without its match, and %+v", p)
+		t.Errorf("the table is loaded again without its match, but the state is %+v", p)
 	}
 	w.apply(f)
 	w.want("put back", "5001/4 5001/6", 5001, 5002, 5003)

@@ -100,14 +100,14 @@ func TestOddPcap(t *testing.T) {
 				t.Fatal(err)
 			}
 			if n := got.Rules[0].Packets; n != c.packets || got.Rules[0].Undecided != c.want.Undecided {
-				t.Errorf("%d packets match and %d are undecided, want %d and %d", n, got.Rules[0].Undecided, c.packets, c.want.Undecided)
+				t.Errorf("%d packets match, %d are undecided, want %d and %d", n, got.Rules[0].Undecided, c.packets, c.want.Undecided)
 			}
 			if got.Packets != c.want.Packets || got.Cut != c.want.Cut || got.Undecided != c.want.Undecided || got.Odd != c.want.Odd || got.Empty != c.want.Empty {
 				t.Errorf("%+v, want %+v", got, c.want)
 			}
 			for _, at := range times(t, c.file) {
 				if want := time.Unix(1700000000, 5*int64(c.unit)); !at.Equal(want) {
-					t.Errorf("a packet is of %s, want %s", at, want)
+					t.Errorf("got a packet at %s, want %s", at, want)
 				}
 			}
 		})
@@ -168,12 +168,12 @@ func TestOddPcapng(t *testing.T) {
 			}
 		}
 		if got, want := r.Rules[0].Bytes, uint64(5*142+128); got != want {
-			t.Errorf("%d bytes, want %d, as on the wire", got, want)
+			t.Errorf("got %d bytes, want the %d bytes on the wire", got, want)
 		}
 	}
 	for i, at := range times(t, file)[:8] {
 		if want := time.Unix(s, 5e8); at.Sub(want).Abs() > time.Microsecond {
-			t.Errorf("packet %d is of %s, want %s", i+1, at, want)
+			t.Errorf("packet %d: got time %s, want %s", i+1, at, want)
 		}
 	}
 }

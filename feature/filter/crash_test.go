@@ -97,12 +97,12 @@ func TestKilledAtEveryStep(t *testing.T) {
 					all := w.flowsOf(untouched, 5001, 5002, 5003)
 					got := strings.TrimSuffix(strings.TrimSuffix(all, untouched), " ")
 					if !strings.HasSuffix(all, untouched) {
-						t.Errorf("killed at step %d (%s): %q arrive, without %q", n, step, all, untouched)
+						t.Errorf("killed at step %d (%s): %q arrived, but not %q", n, step, all, untouched)
 					}
 					for _, family := range []string{"/4", "/6"} { // links change one by one
 						g := of(got, family)
 						if g != of(c.from, family) && g != of(c.to, family) && !(c.both && g == "") {
-							t.Errorf("killed at step %d (%s): %q arrive; want %q or %q", n, step, got, c.from, c.to)
+							t.Errorf("killed at step %d (%s): %q arrived, want %q or %q", n, step, got, c.from, c.to)
 						}
 					}
 					w.apply(c.after(w)...)
@@ -117,7 +117,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 					}
 				}
 				if len(seen) < 3/stride {
-					t.Errorf("killed only at %q", seen)
+					t.Errorf("killed only at steps %q", seen)
 				}
 				t.Log(len(seen), "steps:", strings.Join(seen, ", "))
 			})
@@ -174,7 +174,7 @@ func TestMendsManyRules(t *testing.T) {
 				w.apply(few)
 				step := w.crash(n, many)
 				if step == "" {
-					t.Fatal("was never killed after the change had begun")
+					t.Fatal("no change was killed after its beginning")
 				}
 				if step == "upgrade:begun" {
 					break

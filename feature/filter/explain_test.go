@@ -41,7 +41,7 @@ func TestExplainIsWhatHappens(t *testing.T) {
 				}
 				s := sights[0]
 				if !strings.Contains(s.Text, c.says) || !strings.Contains(s.Text, c.maybe) || (c.maybe == "") != !strings.Contains(s.Text, " may ") || s.Warning {
-					t.Errorf("%s: said %q, want %q and %q", p.To, s.Text, c.says, c.maybe)
+					t.Errorf("%s: got %q, want %q and %q", p.To, s.Text, c.says, c.maybe)
 				}
 				to := nstest.ListenUDP(t, w.B, p.To)
 				from := nstest.ListenUDP(t, w.A, netip.AddrPortFrom(way[0], 0))
@@ -56,7 +56,7 @@ func TestExplainIsWhatHappens(t *testing.T) {
 			counted := func() uint64 { return w.one().Rules[i].Packets - before.Rules[i].Packets }
 			nstest.Until(t, fmt.Sprintf("rule %d has counted %d packets", i+1, want), func() bool { return counted() >= want })
 			if got := counted(); got != want {
-				t.Errorf("rule %d has counted %d packets, and %d were sent: explanations count", i+1, got, want)
+				t.Errorf("rule %d counted %d packets, but %d were sent: explanations are counted", i+1, got, want)
 			}
 		}
 	})
@@ -83,7 +83,7 @@ func TestExplainElsewhere(t *testing.T) {
 	out.Direction = Egress
 	w.apply(out)
 	if s, err := (Feature{}).Explain(t.Context(), w.root, p); err != nil || len(s) > 0 {
-		t.Errorf("of what goes out: %+v, %v", s, err)
+		t.Errorf("outgoing packet: %+v, %v", s, err)
 	}
 }
 

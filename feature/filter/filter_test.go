@@ -49,7 +49,7 @@ func newRoot(t testing.TB) *kernel.Root {
 			t.Error(err)
 		}
 		if _, err := os.Stat(r.Path()); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("removed, and the root is still there: %v", err)
+			t.Errorf("the filter is removed, but its root still exists: %v", err)
 		}
 	})
 	return r
@@ -132,7 +132,7 @@ func (w *world) flowsOf(wanted string, ports ...uint16) string {
 func mustFlow(t testing.TB, when, want string, a, b *netns.Handle, b4, b6 netip.Addr, ports ...uint16) {
 	t.Helper()
 	if got := flowsOf(t, map[netip.AddrPort]pair{}, a, b, b4, b6, strings.Fields(want), ports...); got != want {
-		t.Errorf("%s: %q arrive, want %q", when, got, want)
+		t.Errorf("%s: %q arrived, want %q", when, got, want)
 	}
 }
 
@@ -171,7 +171,7 @@ func flowsOf(t testing.TB, pairs map[netip.AddrPort]pair, a, b *netns.Handle, b4
 func (w *world) want(when, flows string, ports ...uint16) {
 	w.t.Helper()
 	if got := w.flowsOf(flows, ports...); got != flows {
-		w.t.Errorf("%s: %q arrive, want %q", when, got, flows)
+		w.t.Errorf("%s: %q arrived, want %q", when, got, flows)
 	}
 }
 
@@ -250,7 +250,7 @@ func (w *world) wantCounts(want map[string]uint64) {
 	})
 	for _, r := range s.Rules {
 		if r.Bytes < 40*r.Packets || r.Bytes > 100*r.Packets {
-			w.t.Errorf("rule %s: %d bytes of %d packets", r.Key(), r.Bytes, r.Packets)
+			w.t.Errorf("rule %s: %d bytes in %d packets", r.Key(), r.Bytes, r.Packets)
 		}
 		if age := time.Since(r.Last); (r.Packets > 0) != !r.Last.IsZero() || r.Packets > 0 && (age < -time.Second || age > 2*patience) {
 			w.t.Errorf("rule %s: %d packets, the last at %v", r.Key(), r.Packets, r.Last)
@@ -288,11 +288,11 @@ func TestRefusesToDropARP(t *testing.T) {
 		t.Fatal(err)
 	}
 	if p := plan(have, drops(5001)); len(p.Outages) != 1 {
-		t.Errorf("its rule for ARP removed: outages %q", p.Outages)
+		t.Errorf("without the rule for ARP: outages %q", p.Outages)
 	}
 	have.Filters[0].pub.Filter.Rules = []Rule{drops(5002)}
 	if p := plan(have, drops(5001)); len(p.Outages) != 0 || len(p.Warnings) != 1 {
-		t.Errorf("it drops ARP already: warnings %q, outages %q", p.Warnings, p.Outages)
+		t.Errorf("a filter dropping ARP before the change: warnings %q, outages %q", p.Warnings, p.Outages)
 	}
 }
 

@@ -84,7 +84,7 @@ func TestFragments(t *testing.T) {
 				}
 				for family, want := range map[string]string{"4": c.ip4, "6": c.ip6} {
 					if is := got["whole"+family] == 1 && got["parts"+family] == 0; is != (want == whole) || !is && got["parts"+family] < 3 {
-						t.Errorf("IPv%s: %v, want it %s", family, got, want)
+						t.Errorf("IPv%s: got %v, want %s", family, got, want)
 					}
 				}
 			})

@@ -19,7 +19,7 @@ func FuzzCapture(f *testing.F) {
 		_ = ReadCapture(bytes.NewReader(b))
 		runtime.ReadMemStats(&after)
 		if n := after.TotalAlloc - before.TotalAlloc; n > 64<<20 {
-			t.Fatalf("%d bytes allocated for a capture of %d", n, len(b))
+			t.Fatalf("allocated %d bytes for a capture of %d", n, len(b))
 		}
 	})
 }

@@ -27,13 +27,13 @@ func TestCountsOfPacketInFlight(t *testing.T) {
 	for range 50 {
 		counted, inTheMiddle := w.countLate()
 		if counted != 1 {
-			t.Fatalf("counted %d packets, want the one that was in flight", counted)
+			t.Fatalf("counted %d packets, want only the packet in flight", counted)
 		}
 		if inTheMiddle {
 			return
 		}
 	}
-	t.Error("no packet was in the program after a change")
+	t.Error("no packet was in flight during a change")
 }
 
 // countLate changes a filter twice while a packet is in its program. It returns the filter's count,

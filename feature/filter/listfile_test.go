@@ -57,7 +57,7 @@ func TestListSparse(t *testing.T) {
 		var err error
 		cost := allocated(func() { _, err = readList(path) })
 		if err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%q and %d bytes: %v, want %q", c.begins, c.size, err, c.want)
+			t.Errorf("%q and %d bytes: got %v, want %q", c.begins, c.size, err, c.want)
 		}
 		if cost > 2<<20 {
 			t.Errorf("%q and %d bytes: %d bytes of memory", c.begins, c.size, cost)
@@ -76,7 +76,7 @@ func TestListDuplicates(t *testing.T) {
 		t.Fatalf("%+v, %v", l, err)
 	}
 	if most := uint64(lines * 32); cost > most {
-		t.Errorf("%d bytes of memory, want %d at most", cost, most)
+		t.Errorf("%d bytes of memory, want at most %d", cost, most)
 	}
 }
 

@@ -72,11 +72,11 @@ func TestListErrors(t *testing.T) {
 	w := newWorld(t)
 	f := w.filter(HookNFT, Rule{Match: Expression{Text: "ip.src in $bad"}, Action: Drop})
 	if _, err := applyTo(t.Context(), w.root, f); err == nil || !strings.Contains(err.Error(), `there is no list "bad"`) {
-		t.Errorf("a list that is not named: %v", err)
+		t.Errorf("an undefined list: %v", err)
 	}
 	f.Lists = map[string]string{"bad": "/nonexistent"}
 	if _, err := applyTo(t.Context(), w.root, f); err == nil || !strings.Contains(err.Error(), "filter.test.lists.bad: open /nonexistent") {
-		t.Errorf("a file that is not there: %v", err)
+		t.Errorf("a missing file: %v", err)
 	}
 	f.Lists["bad"] = listOf(t, 1, "192.0.2.1/33")
 	if _, err := applyTo(t.Context(), w.root, f); err == nil || !strings.Contains(err.Error(), `list:4: "192.0.2.1/33" is not an address or prefix`) {
@@ -126,21 +126,21 @@ func TestWarnsOfEmptyList(t *testing.T) {
 	}
 	write("# none today\n")
 	if p := plan(); len(p.Warnings) != 1 || len(p.Outages) != 0 || !strings.Contains(p.Warnings[0], "list bad is empty: no packet matches $bad: check its file, "+path) {
-		t.Errorf("emptied: %q, outages %q", p.Warnings, p.Outages)
+		t.Errorf("an emptied list: %q, outages %q", p.Warnings, p.Outages)
 	}
 	// For a pass rule, an empty list locks everybody out.
 	f.Rules = []Rule{{Match: Expression{Text: "ip.src in $bad"}, Action: Pass}, drops(5001)}
 	if p := plan(); len(p.Outages) != 1 || !strings.Contains(p.Outages[0], "list bad is empty") {
-		t.Errorf("emptied, of a rule that passes: %q, outages %q", p.Warnings, p.Outages)
+		t.Errorf("an emptied list of a pass rule: %q, outages %q", p.Warnings, p.Outages)
 	}
 	f.Rules = []Rule{{Match: Expression{Text: "ip.src in $bad"}, Action: Pass}}
 	if p := plan(); len(p.Outages) != 0 {
-		t.Errorf("nothing drops behind it: outages %q", p.Outages)
+		t.Errorf("no drop after the rule: outages %q", p.Outages)
 	}
 	f.Rules = []Rule{{Match: Expression{Text: "ip.src in $bad"}, Action: Drop}}
 	w.apply(f)
 	if p := plan(); len(p.Warnings) != 0 {
-		t.Errorf("empty as before: %q", p.Warnings)
+		t.Errorf("a list empty before and after: %q", p.Warnings)
 	}
 }
 
@@ -221,7 +221,7 @@ func TestListSpreads(t *testing.T) {
 		w.restore(saved)
 		w.want("restored", "5001/"+other, 5001)
 		if again, err := (Feature{}).Save(t.Context(), w.root); err != nil || len(again) != len(saved) {
-			t.Errorf("restored, and saved in %d bytes, not %d: %v", len(again), len(saved), err)
+			t.Errorf("saved after a restore: got %d bytes, want %d: %v", len(again), len(saved), err)
 		}
 		if l := st.Filters[0].Lists[0]; l.Name != "bad" || l.Prefixes < 39_900 || l.MiB < 2 {
 			t.Errorf("%+v", l)
@@ -261,7 +261,7 @@ func TestSpread(t *testing.T) {
 			}
 			a, _ := netip.AddrFromSlice(b)
 			if got := s.Find(netip.PrefixFrom(a, a.BitLen())); of >= 0 && got != of {
-				t.Errorf("%s: %s is in table %d, and %s is looked for in %d", name, p, of, a, got)
+				t.Errorf("%s: %s is in table %d, but %s is searched in %d", name, p, of, a, got)
 			}
 		}
 	}
@@ -278,7 +278,7 @@ func TestListErrorIsShort(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := readList(file); err == nil || len(err.Error()) > 1000 || !strings.Contains(err.Error(), "list.txt:1:") {
-			t.Errorf("%s again and again: an error of %d bytes", name, len(fmt.Sprint(err)))
+			t.Errorf("%s repeated: an error of %d bytes", name, len(fmt.Sprint(err)))
 		}
 	}
 }

@@ -54,7 +54,7 @@ func TestRefusesToDropDiscovery(t *testing.T) {
 			got = append(got, name)
 		}
 		if !slices.Equal(got, c.want) {
-			t.Errorf("%s %s %v: refused for %q, want %q", c.hook, c.at, c.rules, p.Outages, c.want)
+			t.Errorf("%s %s %v: refused because of %q, want %q", c.hook, c.at, c.rules, p.Outages, c.want)
 		}
 	}
 }

@@ -173,7 +173,7 @@ func TestOrderWithoutAnchor(t *testing.T) {
 	w.apply(f)
 	w.detach(one)
 	if steps := w.apply(f); len(steps) > 0 {
-		t.Errorf("without the anchor: %q", steps)
+		t.Errorf("the order without the anchor: %q", steps)
 	}
 	refused(missing, "no program is there")
 	w.want("without the anchor", "5002/4 5002/6", 5001, 5002)
@@ -201,6 +201,6 @@ func TestOrderKilledAtEveryStep(t *testing.T) {
 		w.wantPosition("after "+step, "2 of 2, after "+foreignShort)
 	}
 	if !slices.Contains(seen, "upgrade:staged") {
-		t.Errorf("killed at %q", seen)
+		t.Errorf("killed only at steps %q", seen)
 	}
 }

@@ -24,7 +24,7 @@ func TestRestoreLists(t *testing.T) {
 			t.Fatal(err)
 		}
 		if p, err := (Feature{}).PlanRestore(t.Context(), w.root, saved); err != nil || len(p.Steps) != 0 {
-			t.Errorf("restoring what is there: %v, %v", p.Steps, err)
+			t.Errorf("restoring the present state: got steps %v, %v, want none", p.Steps, err)
 		}
 		if err := os.WriteFile(f.Lists["bad"], []byte("192.0.2.1\n"), 0o600); err != nil {
 			t.Fatal(err)

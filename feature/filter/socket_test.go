@@ -30,7 +30,7 @@ func TestSocket(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !nstest.Arrives(t, good, to, true) || nstest.Arrives(t, bad, to, false) {
-				t.Error("the rules are not obeyed")
+				t.Error("the rules do not apply")
 			}
 			if _, err := AttachSocket(to, s.form.Rules, Pass); !errors.Is(err, kernel.ErrOccupied) {
 				t.Errorf("a second filter: %v", err)
@@ -47,7 +47,7 @@ func TestSocket(t *testing.T) {
 				t.Fatal(err)
 			}
 			if nstest.Arrives(t, good, to, false) {
-				t.Error("the new rules are not obeyed")
+				t.Error("the new rules do not apply")
 			}
 			if err := s.Replace([]Rule{{Match: Expression{Text: "ip.src == 300"}, Action: Drop}}, Pass); !IsExpressionError(err) {
 				t.Errorf("a bad expression: %v", err)
@@ -56,7 +56,7 @@ func TestSocket(t *testing.T) {
 				t.Error(err)
 			}
 			if !nstest.Arrives(t, bad, to, true) {
-				t.Error("the filter is still there")
+				t.Error("the filter is still attached")
 			}
 		})
 	}
@@ -78,7 +78,7 @@ func TestSocket(t *testing.T) {
 		if m, err := AttachSocket(mptcp.(*net.TCPListener), []Rule{drops(53)}, Pass); err == nil {
 			m.Close() // a kernel without MPTCP
 		} else if !strings.Contains(err.Error(), "SetMultipathTCP(false)") {
-			t.Errorf("a listener of MPTCP: %v", err)
+			t.Errorf("an MPTCP listener: %v", err)
 		}
 		s, err := AttachSocket(l.(*net.TCPListener), []Rule{{Match: Expression{Text: "tcp.srcport == 7003"}, Action: Drop}}, Pass)
 		if err != nil {
@@ -128,7 +128,7 @@ func TestSocketLists(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 		if nstest.Arrives(t, from, to, x.arrives) != x.arrives {
-			t.Errorf("a list that is %s is not obeyed", name)
+			t.Errorf("the list %q does not apply", name)
 		}
 	}
 	for want, lists := range map[string][]List{"there is no list": {{"others", near}}, "duplicate name": {{"bogons", near}, {"bogons", far}},
@@ -186,7 +186,7 @@ func TestProgramIsTheSame(t *testing.T) {
 		if i == 0 {
 			first = c.hash()
 		} else if c.hash() != first {
-			t.Fatal("compiled once more, and another program")
+			t.Fatal("a second compilation gives a different program")
 		}
 	}
 }

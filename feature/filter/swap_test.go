@@ -50,7 +50,7 @@ func TestSwapUnderLoad(t *testing.T) {
 		}
 		lost = w.lostOnTheWay() - lostBefore
 		if total < 1000 || swaps < 4 {
-			t.Errorf("only %d packets and %d changes", total, swaps)
+			t.Errorf("got only %d packets and %d changes", total, swaps)
 		}
 		// Wait for packets in transit: all have arrived once all are counted.
 		counted := func() (n uint64) {
@@ -61,21 +61,21 @@ func TestSwapUnderLoad(t *testing.T) {
 		}
 		nstest.Eventually(t, func() error {
 			if n := counted(); n < total-lost {
-				return fmt.Errorf("%d packets of %d are counted", n, total-lost)
+				return fmt.Errorf("counted %d packets, want %d", n, total-lost)
 			}
 			return nil
 		})
 		never.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
 		if n, err := never.Read(make([]byte, 64)); err == nil {
-			t.Errorf("a packet of %d bytes that every set drops has arrived", n)
+			t.Errorf("a packet of %d bytes arrived, but every set of rules drops it", n)
 		}
 		for _, r := range w.one().Rules {
 			if port := r.Name; lost == 0 && r.Packets != sent[port] {
-				t.Errorf("rule %s has counted %d of %d packets", r.Name, r.Packets, sent[port])
+				t.Errorf("rule %s counted %d packets, want %d", r.Name, r.Packets, sent[port])
 			}
 		}
 		if n := counted(); n != total-lost {
-			t.Errorf("rules have counted %d of %d packets, of which %d were lost before", n, total, lost)
+			t.Errorf("the rules counted %d of %d packets (%d lost before the filter)", n, total, lost)
 		}
 		t.Logf("%d changes, %d packets, %d lost before the filter", swaps, total, lost)
 	})

@@ -142,7 +142,7 @@ func TestTrialSkips(t *testing.T) {
 	}
 	for _, bad := range []string{"", "abc", "no capture at all"} {
 		if err := trial.Capture(bytes.NewReader([]byte(bad))); err == nil {
-			t.Errorf("%q is taken for a capture", bad)
+			t.Errorf("%q is accepted as a capture", bad)
 		}
 	}
 }
@@ -174,11 +174,11 @@ func TestUnwrap(t *testing.T) {
 			}
 		}
 		if got, ok := unwrap(record{data: header(link, "\x81\x00"), link: link}); len(got.Data) != 0 || got.Missing > 0 || !ok {
-			t.Errorf("link type %s, a tag that is not there: %+v, %t", link, got, ok)
+			t.Errorf("link type %s, an absent tag: %+v, %t", link, got, ok)
 		}
 		for _, kind := range []string{"\x08\x00", "\x81\x00"} {
 			if got, ok := unwrap(record{data: header(link, kind)[:15], wire: 100, link: link}); len(got.Data) != 0 || got.Missing <= 0 || !ok {
-				t.Errorf("link type %s: a header that is cut: %+v, %t", link, got, ok)
+				t.Errorf("link type %s, a cut header: %+v, %t", link, got, ok)
 			}
 		}
 	}
@@ -207,7 +207,7 @@ func TestTrialCut(t *testing.T) {
 			case clean && (err != nil || r.Rules[0].Packets != want):
 				t.Errorf("%s of %d bytes: %v, %d packets, want %d", kind, n, err, r.Packets, want)
 			case !clean && !errors.Is(err, ErrCutShort):
-				t.Errorf("%s of %d bytes, which end within a packet: %v", kind, n, err)
+				t.Errorf("%s cut within a packet, after %d bytes: %v", kind, n, err)
 			}
 		}
 		var z bytes.Buffer
@@ -233,7 +233,7 @@ func TestTrialCut(t *testing.T) {
 	lie := captureOf(t, "pcap", layers.LinkTypeEthernet, 0, nil, frame(t, 53, 100))
 	copy(lie[16:], "\x10\x00\x00\x00") // the header's snapshot length
 	if r := tried(t, f, true, lie); r.Rules[0].Packets != 1 {
-		t.Errorf("a packet longer than the header says: %+v", r)
+		t.Errorf("a packet longer than in the header: %+v", r)
 	}
 }
 

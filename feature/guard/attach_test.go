@@ -138,7 +138,7 @@ func TestAttach(t *testing.T) {
 			s := listenUDP(t, address)
 			flood(t, s.LocalAddr(), 500)
 			if n := s.receivedOf(t, 500); n != 500 {
-				t.Fatalf("without a guard %d of 500 came", n)
+				t.Fatalf("without a guard %d of 500 arrived", n)
 			}
 			const limit = 100
 			g, err := client.Attach(s, limit)
@@ -149,17 +149,17 @@ func TestAttach(t *testing.T) {
 			took := flood(t, s.LocalAddr(), 5000)
 			n := s.receivedOf(t, 1)
 			if n == 0 || n > most(limit, took) {
-				t.Errorf("%d of 5000 came in %v: want 1 to %d", n, took, most(limit, took))
+				t.Errorf("%d of 5000 arrived in %v, want 1 to %d", n, took, most(limit, took))
 			}
 			if c := g.Counts(); c.Passed != uint64(n) || c.Passed+c.Refused != 5000 || !c.UnderAttack {
-				t.Errorf("%d came, counted %+v", n, c)
+				t.Errorf("%d arrived, counted %+v", n, c)
 			}
 			if err := g.SetLimits(Limits{Total: limit, Dry: true}); err != nil {
 				t.Fatal(err)
 			}
 			flood(t, s.LocalAddr(), 500)
 			if n := s.receivedOf(t, 500); n != 500 {
-				t.Errorf("in a dry run %d of 500 came", n)
+				t.Errorf("in a dry run %d of 500 arrived", n)
 			}
 		})
 	}
@@ -213,7 +213,7 @@ func TestAttachLeavesFilters(t *testing.T) {
 	}
 	flood(t, s.LocalAddr(), 10)
 	if n := s.received(t); n != 0 {
-		t.Errorf("%d of 10 came: its own filter is gone", n)
+		t.Errorf("%d of 10 arrived: the socket's own filter is missing", n)
 	}
 	// A guard is a filter, too: a second one does not replace it.
 	s = listenUDP(t, "127.0.0.1:0")
@@ -239,7 +239,7 @@ func TestAttachRefuses(t *testing.T) {
 	for _, env := range []string{"x", "3", "998,999", ",", "0,0"} {
 		t.Setenv(client.GrantEnv, env)
 		if _, err := client.Attach(s, 100); err == nil || !strings.Contains(err.Error(), client.GrantEnv) {
-			t.Errorf("%s=%q: %v, want an error that names it", client.GrantEnv, env, err)
+			t.Errorf("%s=%q: got %v, want an error with the variable's name", client.GrantEnv, env, err)
 		}
 	}
 }
@@ -279,7 +279,7 @@ func TestGrant(t *testing.T) {
 	c := nstest.Child("attach")
 	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	if out, err := c.CombinedOutput(); err == nil || !strings.Contains(string(out), "weir guard grant") {
-		t.Fatalf("without a grant: %v, %s; want an error that tells of weir guard grant", err, out)
+		t.Fatalf("without a grant: got %v, %s, want an error with the command weir guard grant", err, out)
 	}
 
 	g, err := client.NewGrant(50)
@@ -308,6 +308,6 @@ func TestGrant(t *testing.T) {
 		t.Fatalf("%q: %v", line, err)
 	}
 	if came == 0 || came > most(50, took) || came != passed || passed+refused != 3000 {
-		t.Errorf("%d of 3000 came in %v, counted %d and %d", came, took, passed, refused)
+		t.Errorf("%d of 3000 arrived in %v, counted %d and %d", came, took, passed, refused)
 	}
 }

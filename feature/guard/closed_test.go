@@ -48,7 +48,7 @@ func TestClosed(t *testing.T) {
 	g.Close()
 	for _, f := range files {
 		if err := f.Close(); err != nil {
-			t.Errorf("closing the guard twice closed somebody else's: %v", err)
+			t.Errorf("closing the guard twice closed another descriptor: %v", err)
 		}
 	}
 }
@@ -123,7 +123,7 @@ func TestGrantBinds(t *testing.T) {
 	}
 	for _, l := range []Limits{{Total: 50, Dry: true}, {Total: 20, Dry: true}, {Dry: true}} {
 		if err := g.SetLimits(l); !errors.Is(err, client.ErrAboveGrant) {
-			t.Errorf("%+v, which passes everything: %v, want client.ErrAboveGrant", l, err)
+			t.Errorf("limits %+v pass everything: got %v, want client.ErrAboveGrant", l, err)
 		}
 	}
 	limited(t, s, 20)

@@ -38,11 +38,11 @@ func TestExplainIsWhatHappens(t *testing.T) {
 				t.Errorf("before the flood: passes with a chance of %v", chance)
 			}
 			if after := w.state("dns"); after.Passed != before.Passed || after.Refused != before.Refused {
-				t.Errorf("asking has charged: %d and %d, then %d and %d", before.Passed, before.Refused, after.Passed, after.Refused)
+				t.Errorf("an explanation was charged: %d and %d, then %d and %d", before.Passed, before.Refused, after.Passed, after.Refused)
 			}
 			flood(t, s.LocalAddr(), 1)
 			if s.receivedOf(t, 1) != 1 {
-				t.Error("before the flood: it passes, but does not come")
+				t.Error("before the flood: the packet should pass, but did not arrive")
 			}
 		}
 
@@ -67,9 +67,9 @@ func TestExplainIsWhatHappens(t *testing.T) {
 		}
 		over := time.Now()
 		all, got := f.stop(), s.received(t)
-		t.Logf("%s, in the flood: a chance of %.3f on average; %d of %d came", addr, foretold, got, all)
+		t.Logf("%s, in the flood: a mean chance of %.3f; %d of %d arrived", addr, foretold, got, all)
 		if foretold > 0.1 || float64(got) > 0.1*float64(all) {
-			t.Error("that is more than a tenth, of what was foretold or of what came")
+			t.Error("the predicted or the actual share is above a tenth")
 		}
 
 		sum, came := 0.0, 0
@@ -90,7 +90,7 @@ func TestExplainIsWhatHappens(t *testing.T) {
 		// The standard deviation of 12 such draws is at most 1.7: 7 is exceeded once in some ten
 		// thousand runs.
 		if math.Abs(sum-float64(came)) > 7 {
-			t.Errorf("%s, after the flood: %d of %d came, and %.1f were foretold", addr, came, n, sum)
+			t.Errorf("%s, after the flood: %d of %d arrived, predicted %.1f", addr, came, n, sum)
 		}
 		s.Close()
 	}

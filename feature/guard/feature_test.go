@@ -32,7 +32,7 @@ func limited(t testing.TB, s udpServer, l Limit) {
 	time.Sleep(debt(l))
 	took := flood(t, s.LocalAddr(), n)
 	if came := s.receivedOf(t, 1); came == 0 || came > most(l, took) {
-		t.Errorf("%s: %d of %d came in %v: want 1 to %d", s.LocalAddr(), came, n, took, most(l, took))
+		t.Errorf("%s: %d of %d arrived in %v, want 1 to %d", s.LocalAddr(), came, n, took, most(l, took))
 	}
 }
 
@@ -41,7 +41,7 @@ func unlimited(t testing.TB, s udpServer) {
 	t.Helper()
 	flood(t, s.LocalAddr(), 400)
 	if came := s.receivedOf(t, 400); came != 400 {
-		t.Errorf("%s: %d of 400 came", s.LocalAddr(), came)
+		t.Errorf("%s: %d of 400 arrived", s.LocalAddr(), came)
 	}
 }
 
@@ -51,13 +51,13 @@ func TestServiceAtSockets(t *testing.T) {
 	v4, v6, other := listenUDP(t, "127.0.0.1:5300"), listenUDP(t, "[::1]:5300"), listenUDP(t, "127.0.0.1:5301")
 
 	if said := w.apply(dns(Options{Limit: 100})); !slices.Equal(said, []string{"create guard of service dns: limit 100pps, at its sockets"}) {
-		t.Errorf("the plan says %q", said)
+		t.Errorf("the plan is %q", said)
 	}
 	limited(t, v4, 100)
 	limited(t, v6, 100)
 	unlimited(t, other)
 	if said := w.apply(dns(Options{Limit: 100})); len(said) > 0 {
-		t.Errorf("a second apply would %q", said)
+		t.Errorf("a second apply has steps %q", said)
 	}
 	before := w.state("dns")
 	if before.Problem != "" || before.Refused == 0 || !before.UnderAttack {
@@ -66,11 +66,11 @@ func TestServiceAtSockets(t *testing.T) {
 
 	// A changed limit changes the guard without recreating it: its state stays.
 	if said := w.apply(dns(Options{Limit: 50})); !slices.Equal(said, []string{"change guard of service dns: limit 100pps → 50pps"}) {
-		t.Errorf("the plan says %q", said)
+		t.Errorf("the plan is %q", said)
 	}
 	limited(t, v4, 50)
 	if after := w.state("dns"); after.Refused <= before.Refused {
-		t.Errorf("refused %d, then %d: its counts were lost", before.Refused, after.Refused)
+		t.Errorf("refused %d, then %d: the counts were lost", before.Refused, after.Refused)
 	}
 
 	// The state also survives a restart of a member.
@@ -82,11 +82,11 @@ func TestServiceAtSockets(t *testing.T) {
 	before = w.state("dns")
 	unlimited(t, v4)
 	if after := w.state("dns"); after.Refused == before.Refused {
-		t.Error("in a dry run nothing is counted as refused")
+		t.Error("the dry run counted no refused packets")
 	}
 
 	if said := w.apply(); !slices.Equal(said, []string{"remove guard of service dns"}) {
-		t.Errorf("the plan says %q", said)
+		t.Errorf("the plan is %q", said)
 	}
 	unlimited(t, v4)
 	if left := w.pinned(); len(left) > 0 {
@@ -128,7 +128,7 @@ func TestEachDestination(t *testing.T) {
 		}
 	}
 	if n := b.receivedOf(t, 3); n != 3 {
-		t.Errorf("%d of 3 datagrams of another source to the other address came", n)
+		t.Errorf("%d of 3 datagrams from another source to the other address arrived", n)
 	}
 	d := w.state("dns").Destinations
 	if len(d) != 2 || d[0].Address != netip.MustParseAddrPort("127.0.0.1:5300") || d[0].Refused == 0 || d[1].Refused != 0 || d[1].Passed != 3 {
@@ -142,7 +142,7 @@ func TestTwoServices(t *testing.T) {
 	w.apply(guarded(t, "all", Options{Limit: 1000}, "udp 127.0.0.0/8:5300"), guarded(t, "one", Options{Limit: 50}, "udp 127.0.0.9:5300"))
 	limited(t, listenUDP(t, "127.0.0.9:5300"), 50)
 	if g := w.state("all"); g.Passed+g.Refused != 0 {
-		t.Errorf("the service beside has counted %+v", g.Counts)
+		t.Errorf("the other service counted %+v", g.Counts)
 	}
 	limited(t, listenUDP(t, "127.0.0.1:5300"), 1000)
 }
@@ -181,7 +181,7 @@ func TestServiceAtInterfaces(t *testing.T) {
 	}
 	before := w.state("dns").Refused
 	if said := w.apply(dns(Options{Limit: 100})); len(said) != 1 || !strings.Contains(said[0], "at XDP of w0 → its sockets") {
-		t.Errorf("the plan says %q", said)
+		t.Errorf("the plan is %q", said)
 	}
 	err := wire.B.Do(func() error { limited(t, listenUDP(t, "127.0.0.1:5300"), 100); return nil })
 	if after := w.state("dns").Refused; err != nil || after <= before {
@@ -203,7 +203,7 @@ func TestInterfaceComesAndGoes(t *testing.T) {
 		t.Errorf("without the interface: problem %q", p)
 	}
 	if said := w.apply(dns); len(said) > 0 {
-		t.Errorf("a second apply would %q", said)
+		t.Errorf("a second apply has steps %q", said)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -227,7 +227,7 @@ func TestInterfaceComesAndGoes(t *testing.T) {
 			t.Fatal(err)
 		}
 		if p := w.state("dns").Problem; !strings.HasPrefix(p, "there is no interface late0") {
-			t.Errorf("the interface is gone: problem %q", p)
+			t.Errorf("after deleting the interface: problem %q", p)
 		}
 	}
 }
@@ -315,12 +315,12 @@ func TestConfigErrors(t *testing.T) {
 	} {
 		c := Config{[]Service{s}}
 		if errs := c.Validate(); len(errs) != 1 || !strings.Contains(errs[0].Error(), want) {
-			t.Errorf("%v: want one that says %q", errs, want)
+			t.Errorf("got %v, want an error with %q", errs, want)
 		}
 	}
 	named := []string{"v1", "v0"}
 	if errs := (&Config{[]Service{guarded(t, "a", Options{Limit: 5, Interfaces: named}, "udp :53")}}).Validate(); len(errs) != 0 || !slices.Equal(named, []string{"v1", "v0"}) {
-		t.Errorf("checking has changed the configuration's interfaces to %q: %v", named, errs)
+		t.Errorf("the check changed the configuration's interfaces to %q: %v", named, errs)
 	}
 	w := newWorld(t)
 	for want, services := range map[string][]Service{
@@ -328,7 +328,7 @@ func TestConfigErrors(t *testing.T) {
 		"has more than 8 guarded prefixes": {guarded(t, "a", Options{Limit: 5}, "udp 10.0.0.1:53", "udp 10.0.0.2:53", "udp 10.0.0.3:53", "udp 10.0.0.4:53", "udp 10.0.0.5:53", "udp 10.0.0.6:53", "udp 10.0.0.7:53", "udp 10.0.0.8:53", "udp 10.0.0.9:53")},
 	} {
 		if said, err := applyTo(w.root, Config{services}); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q, %v: want an error that says %q", said, err, want)
+			t.Errorf("got %q, %v, want an error with %q", said, err, want)
 		}
 	}
 }
@@ -358,7 +358,7 @@ func TestKilled(t *testing.T) {
 				}
 				limited(t, s, c.limit)
 			} else if left := w.pinned(); len(left) > 0 {
-				t.Errorf("%s, killed after %d steps: left behind %q", c.name, step, left)
+				t.Errorf("%s, killed after %d steps: %q remains", c.name, step, left)
 			}
 			if ended {
 				if step < 3 {

@@ -53,7 +53,7 @@ func lowerInFlood(t *testing.T, sources, largest int) {
 		if at >= lowered && !changed {
 			s.setLimits(Limits{Total: 1000})
 			if reserved := s.state.Total.Reserved; reserved > s.state.Limits().PerEpoch/4*3 || reserved == 0 {
-				t.Errorf("lowered to %d packets an epoch: %d of %d holders are reserved", s.state.Limits().PerEpoch, reserved, s.state.Total.Holders)
+				t.Errorf("lowered to %d packets an epoch: %d packets are reserved for %d sources", s.state.Limits().PerEpoch, reserved, s.state.Total.Holders)
 			}
 			changed = true
 		}

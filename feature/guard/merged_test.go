@@ -82,7 +82,7 @@ func TestMergedCounts(t *testing.T) {
 			}
 		}
 		if n := s.Spent(at); n != 1+1+50+128+10+4 {
-			t.Errorf("%s: %d are owed, want 194", h, n)
+			t.Errorf("%s: %d packets are owed, want 194", h, n)
 		}
 		if n := s.Counted(); n < 194 {
 			t.Errorf("%s: the source's count is %d, want 194", h, n)
@@ -125,10 +125,10 @@ func TestMergedLimit(t *testing.T) {
 			took := (end - calm) / second
 			most := int(float64(limit)*(float64(took)+debt(limit).Seconds())) + 127
 			if passed > most {
-				t.Errorf("limit %s, a client beside %v: %d datagrams passed in %d s, want at most %d", limit, beside, passed, took, most)
+				t.Errorf("limit %s, with a client %v: %d datagrams passed in %d s, want at most %d", limit, beside, passed, took, most)
 			}
 			if least := int(limit) * 25 / 2; late < least {
-				t.Errorf("limit %s, a client beside %v: %d datagrams passed in the last 25 s, in which nothing else came; want %d", limit, beside, late, least)
+				t.Errorf("limit %s, with a client %v: %d datagrams passed in the last 25 s, without other traffic, want %d", limit, beside, late, least)
 			}
 			if beside && came < sent*95/100 {
 				t.Errorf("limit %s: %d of %d of a known client's datagrams passed", limit, came, sent)
@@ -224,10 +224,10 @@ func TestMergedOnSockets(t *testing.T) {
 		took := floodMerged(t, s.LocalAddr(), 1000)
 		n := s.datagrams(t)
 		if n < 50 || n > most(limit, took)+127 {
-			t.Errorf("%d of 50,000 datagrams came in %v: want 50 to %d", n, took, most(limit, took)+127)
+			t.Errorf("%d of 50,000 datagrams arrived in %v, want 50 to %d", n, took, most(limit, took)+127)
 		}
 		if c := counts(); c.Passed != uint64(n) || c.Passed+c.Refused != 50_000 {
-			t.Errorf("%d came, counted %+v", n, c)
+			t.Errorf("%d arrived, counted %+v", n, c)
 		}
 	}
 	for _, address := range []string{"127.0.0.1:5300", "[::1]:5300"} {

@@ -207,6 +207,6 @@ func verdict(t *testing.T, s *Simulation, frame []byte, want string) {
 		t.Fatalf("%d of 20 passed, counted %+v", passed, c)
 	}
 	if got != want {
-		t.Errorf("it is %s, want %s (%d of 20 passed)", got, want, passed)
+		t.Errorf("the reason is %s, want %s (%d of 20 passed)", got, want, passed)
 	}
 }

@@ -24,7 +24,7 @@ func TestSocketProgramFits(t *testing.T) {
 		t.Fatal(err)
 	}
 	if size > optmem-application {
-		t.Errorf("the socket's program has %d bytes of instructions: want at most %d, or Linux 6.1 refuses it (ENOMEM)", size, optmem-application)
+		t.Errorf("the socket's program has %d bytes of instructions, want at most %d: Linux 6.1 refuses larger ones (ENOMEM)", size, optmem-application)
 	}
 	t.Logf("%d bytes of %d", size, optmem)
 }

@@ -51,7 +51,7 @@ func TestKilledSaysSo(t *testing.T) {
 				}
 				lacking, err := lacks(w.root, guards.Name(g.rec.Scope, "ntp"), func(string, netns.ID) {})
 				if err != nil || lacking != (g.Problem != "") {
-					t.Errorf("after %d steps: problem %q, and weir serve sees %t, %v", step, g.Problem, lacking, err)
+					t.Errorf("after %d steps: problem %q; weir serve reports %t, %v", step, g.Problem, lacking, err)
 				}
 				if g.Problem != "" {
 					said++
@@ -69,7 +69,7 @@ func TestKilledSaysSo(t *testing.T) {
 		}
 	}
 	if said < 2 {
-		t.Errorf("only %d times was a guard not in force: this kills nothing in between", said)
+		t.Errorf("a guard was out of force only %d times: the test interrupts no change", said)
 	}
 }
 
@@ -115,13 +115,13 @@ func TestNotAttachedNotThere(t *testing.T) {
 	at := Options{Limit: 50, Interfaces: []string{nstest.WireDevice}}
 	plan, err := Feature{}.Plan(t.Context(), State{}, Config{[]Service{dns(at)}})
 	if err != nil || len(plan.Warnings) == 0 || !strings.Contains(plan.Warnings[0], `XDP of `+nstest.WireDevice+` is occupied by program`) {
-		t.Errorf("the plan warns of %q, %v", plan.Warnings, err)
+		t.Errorf("warnings of the plan: %q, %v", plan.Warnings, err)
 	}
 	if _, err := applyTo(w.root, Config{[]Service{dns(at)}}); !errors.Is(err, kernel.ErrOccupied) {
 		t.Fatalf("%v: want ErrOccupied", err)
 	}
 	if g := w.guardsOf("dns"); len(g) > 0 {
-		t.Errorf("it is there: %+v", g)
+		t.Errorf("the guard still exists: %+v", g)
 	}
 	for _, left := range w.pinned() {
 		if strings.Contains(left, "/guard/") {
@@ -133,7 +133,7 @@ func TestNotAttachedNotThere(t *testing.T) {
 	asItWas := func(when string) {
 		t.Helper()
 		if g := w.state("dns"); g.Limit != 100 || g.At != "its sockets" || g.Problem != "" {
-			t.Errorf("%s: it is not what it was: %+v", when, g)
+			t.Errorf("%s: the guard is changed: %+v", when, g)
 		}
 		if err := wire.B.Do(func() error {
 			s := listenUDP(t, "127.0.0.1:5300")
@@ -149,7 +149,7 @@ func TestNotAttachedNotThere(t *testing.T) {
 		t.Fatalf("a change: %v: want ErrOccupied", err)
 	}
 	if n := strings.Count(err.Error(), kernel.ErrOccupied.Error()); n != 1 {
-		t.Errorf("the error says the reason %d times: %v", n, err)
+		t.Errorf("the error gives the reason %d times: %v", n, err)
 	}
 	asItWas("a change")
 
@@ -164,7 +164,7 @@ func TestNotAttachedNotThere(t *testing.T) {
 		for _, g := range w.guardsOf("dns") {
 			lacking, err := lacks(w.root, guards.Name(g.rec.Scope, "dns"), func(string, netns.ID) {})
 			if err != nil || lacking != (g.Problem != "") {
-				t.Errorf("killed at %s: problem %q, and weir serve sees %t, %v", w.died, g.Problem, lacking, err)
+				t.Errorf("killed at %s: problem %q; weir serve reports %t, %v", w.died, g.Problem, lacking, err)
 			}
 		}
 		w.apply(dns(Options{Limit: 100}))
@@ -173,7 +173,7 @@ func TestNotAttachedNotThere(t *testing.T) {
 		}
 	}
 	if !died["guard:taken-back"] {
-		t.Errorf("none was killed as it was taken back: %v", died)
+		t.Errorf("no change was killed during its rollback: %v", died)
 	}
 	asItWas("in the end")
 }
@@ -230,7 +230,7 @@ func TestOthersHold(t *testing.T) {
 			}
 		}
 		if c.gone != "" && len(w.guardsOf(c.gone)) > 0 {
-			t.Errorf("%s: %s is there", c.name, c.gone)
+			t.Errorf("%s: %s exists", c.name, c.gone)
 		}
 	}
 	// A successful step names failed guards beside it, and weir serve recovers the others.
@@ -300,7 +300,7 @@ func TestUnreadableBeside(t *testing.T) {
 		t.Fatal(err)
 	}
 	if did, err := adopt(l, guards.Name(scope, "b")); err != nil {
-		t.Errorf("b is not recovered: %q, %v", did, err)
+		t.Errorf("service b is not recovered: %q, %v", did, err)
 	}
 	if _, err := adopt(l, guards.Name(scope, "a")); !errors.Is(err, kernel.ErrABI) {
 		t.Errorf("a: %v, want ErrABI", err)
@@ -312,7 +312,7 @@ func TestUnreadableBeside(t *testing.T) {
 	defer ns.Close()
 	added := guarded(t, "c", Options{Limit: 100}, "udp :5302").in(wire.NameB)
 	if note, err := (target{published{Service: added, Netns: wire.NameB}, guards.Name(scope, "c"), netns.ID{Inode: ns.Inode()}}).publish(l); !errors.Is(err, kernel.ErrABI) {
-		t.Errorf("a new guard is added, and may get the place of a: %q, %v", note, err)
+		t.Errorf("a new guard is added and may replace the guard of a: %q, %v", note, err)
 	}
 	if err := wire.B.Do(func() error { limited(t, listenUDP(t, "127.0.0.1:5301"), 100); return nil }); err != nil {
 		t.Fatal(err)

@@ -20,13 +20,13 @@ func TestLayout(t *testing.T) {
 func sameLayout(t *testing.T, at string, a, b reflect.Type) {
 	t.Helper()
 	if a.Kind() != b.Kind() || a.Size() != b.Size() {
-		t.Errorf("%s: %s of %d bytes, and the programs have %s of %d", at, a.Kind(), a.Size(), b.Kind(), b.Size())
+		t.Errorf("%s: %s of %d bytes, but %s of %d in the programs", at, a.Kind(), a.Size(), b.Kind(), b.Size())
 		return
 	}
 	switch a.Kind() {
 	case reflect.Array:
 		if a.Len() != b.Len() {
-			t.Errorf("%s: %d elements, and the programs have %d", at, a.Len(), b.Len())
+			t.Errorf("%s: %d elements, but %d in the programs", at, a.Len(), b.Len())
 		}
 		sameLayout(t, at+"[]", a.Elem(), b.Elem())
 	case reflect.Struct:
@@ -34,7 +34,7 @@ func sameLayout(t *testing.T, at string, a, b reflect.Type) {
 			f := a.Field(i)
 			g, ok := b.FieldByName(f.Name)
 			if !ok || f.Offset != g.Offset {
-				t.Errorf("%s.%s: at %d, and the programs have it at %d", at, f.Name, f.Offset, g.Offset)
+				t.Errorf("%s.%s: offset %d, but %d in the programs", at, f.Name, f.Offset, g.Offset)
 				continue
 			}
 			sameLayout(t, at+"."+f.Name, f.Type, g.Type)

@@ -131,7 +131,7 @@ func TestMany(t *testing.T) {
 		rules = append(rules, rule(compile.Drop, "udp.dstport > %d and ip.ttl == %d", i, i%250))
 	}
 	if _, err := compile.Compile(rules, compile.Options{Hook: compile.XTBPF}); !errors.Is(err, compile.ErrTooLarge) {
-		t.Errorf("40,000 rules in turn: %v, want ErrTooLarge", err)
+		t.Errorf("40,000 rules: got %v, want ErrTooLarge", err)
 	}
 }
 
@@ -173,7 +173,7 @@ func TestManyPatterns(t *testing.T) {
 		rules = append(rules, rule(compile.Drop, `payload contains "attack %d."`, i))
 	}
 	if _, err := compile.Compile(rules, compile.Options{Hook: compile.XTBPF}); !errors.Is(err, compile.ErrTooLarge) {
-		t.Errorf("257 patterns: %v, want ErrTooLarge", err)
+		t.Errorf("257 patterns: got %v, want ErrTooLarge", err)
 	}
 }
 

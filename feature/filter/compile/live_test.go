@@ -94,7 +94,7 @@ func TestSocket(t *testing.T) {
 				}
 			}
 			if got, want := heard(t, server, 3), []string{"hello", long[:40], "exactly so"}; !slices.Equal(got, want) {
-				t.Errorf("heard %q, want %q", got, want)
+				t.Errorf("received %q, want %q", got, want)
 			}
 			counts, err := filtertest.ReadCounts(c.Maps[compile.CountsName], len(rules)+1)
 			if err != nil {
@@ -314,6 +314,6 @@ func TestTCPSocket(t *testing.T) {
 		t.Fatal(e, err)
 	}
 	if counts[0].Packets < 1 || counts[1].Packets < 1 || counts[1].Packets > 1+again {
-		t.Errorf("%+v, and %d segments were sent again", counts, again)
+		t.Errorf("%+v, but %d segments were retransmitted", counts, again)
 	}
 }

@@ -152,17 +152,17 @@ func TestRate(t *testing.T) {
 		return hits
 	}
 	if n := above(15); n != 5 {
-		t.Errorf("15 packets at once: %d above 10/s, want 5", n)
+		t.Errorf("15 packets at once: got %d above 10/s, want 5", n)
 	}
 	now += 300_000_000
 	if n := above(5); n != 2 {
-		t.Errorf("5 packets after 0.3 s: %d above 10/s, want 2", n)
+		t.Errorf("5 packets after 0.3 s: got %d above 10/s, want 2", n)
 	}
 	now += 60_000_000_000
 	if n := above(11); n != 1 {
-		t.Errorf("11 packets after a minute: %d above 10/s, want 1", n)
+		t.Errorf("11 packets after a minute: got %d above 10/s, want 1", n)
 	}
 	if env.eval(MustParse("rate(ipv6.src) > 1/h or rate(ipv6.src) <= 1/h"), p) {
-		t.Error("a rate of a field that the packet does not have is not false")
+		t.Error("a comparison with the rate of an absent field is true, want false")
 	}
 }

@@ -74,7 +74,7 @@ func TestParse(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: its print: %v", c.in, err)
 		} else if !same(e.Root, again.Root) {
-			t.Errorf("%s: parses to another tree than it printed", e)
+			t.Errorf("%s: the printed form parses to a different tree", e)
 		}
 	}
 }
@@ -252,7 +252,7 @@ func TestFields(t *testing.T) {
 		}
 		for _, id := range f.Each() {
 			if f.Link != Lookup(id).Link {
-				t.Errorf("%s is of another layer than what it is any of", f.Name)
+				t.Errorf("%s and its alternatives belong to different layers", f.Name)
 			}
 		}
 	}
@@ -277,7 +277,7 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("%q prints %q: %v", s, p, err)
 		}
 		if q := again.String(); q != p {
-			t.Fatalf("%q prints %q, and that %q", s, p, q)
+			t.Fatalf("%q prints %q, then %q", s, p, q)
 		}
 		e.Eval(&Packet{Data: []byte(s)})
 	})

@@ -14,11 +14,11 @@ var fieldNames = regexp.MustCompile(`[a-z0-9]+(\.[a-z_]+)+`)
 func TestForeign(t *testing.T) {
 	for name, hint := range foreign {
 		if byName[name] != nil {
-			t.Errorf("%s is a field, and not foreign", name)
+			t.Errorf("%s is a field of weir, not a foreign one", name)
 		}
 		for _, w := range fieldNames.FindAllString(hint, -1) {
 			if byName[w] == nil {
-				t.Errorf("the hint for %s names %s, which is no field", name, w)
+				t.Errorf("the hint for %s names %s, not a field", name, w)
 			}
 		}
 	}
@@ -35,7 +35,7 @@ func TestMeant(t *testing.T) {
 	for name, fields := range foreignFields {
 		for _, f := range fields {
 			if !last[f] {
-				t.Errorf("%s means %s, which is no field of any protocol", name, f)
+				t.Errorf("%s means %s, not a field of any protocol", name, f)
 			}
 		}
 		if between.Replace(name) != name {
@@ -44,14 +44,14 @@ func TestMeant(t *testing.T) {
 	}
 	for other, proto := range foreignProtos {
 		if byName[proto] == nil && proto != "net" {
-			t.Errorf("%s means %s, which is no protocol", other, proto)
+			t.Errorf("%s means %s, not a protocol", other, proto)
 		}
 	}
 	for _, proto := range []string{"ip", "ipv6", "tcp", "udp", "net", "eth"} {
 		for _, name := range []string{"dport", "sport", "saddr", "daddr", "dprt", "sprt", "dadr", "sadr", "destport", "srcadr", "dst_ip", "dst", "src"} {
 			e := (&parser{}).unknown(token{kind: word, s: proto + "." + name})
 			if f := byName[e.Suggestion]; f != nil && (strings.HasSuffix(f.Name, ".port") || strings.HasSuffix(f.Name, ".addr")) {
-				t.Errorf("%s.%s: %s is either direction's", proto, name, f.Name)
+				t.Errorf("%s.%s: the suggestion %s matches both directions", proto, name, f.Name)
 			}
 		}
 	}

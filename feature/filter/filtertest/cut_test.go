@@ -40,12 +40,12 @@ func TestCut(t *testing.T) {
 		if got != expr.Unsure {
 			decided++
 			if want != (got == expr.Yes) {
-				t.Errorf("seed %d: %s is %t of a whole packet, and not of its first %d bytes (unreadable %d): %x", seed, es[0], want, n, u, b)
+				t.Errorf("seed %d: %s is %t for the whole packet, but not for its first %d bytes (unreadable %d): %x", seed, es[0], want, n, u, b)
 			}
 		}
 	}
 	if decided < all/3 || decided == all {
-		t.Errorf("seed %d: %d of %d are decided", seed, decided, all)
+		t.Errorf("seed %d: only %d of %d expressions are decided", seed, decided, all)
 	}
 }
 
@@ -74,7 +74,7 @@ func TestCutFields(t *testing.T) {
 		new(expr.Env).EvalCut([]*expr.Expr{expr.MustParse(c.text)}, &expr.Packet{Data: frame[:c.n], Missing: len(frame) - c.n},
 			func(int) expr.Unreadable { return expr.TreatAbsent }, func(_ int, v expr.Verdict) bool { got = v; return true })
 		if got != c.want {
-			t.Errorf("%s of the first %d bytes: %d, want %d", c.text, c.n, got, c.want)
+			t.Errorf("%s for the first %d bytes: got %d, want %d", c.text, c.n, got, c.want)
 		}
 	}
 }

@@ -53,7 +53,7 @@ func TestGroups(t *testing.T) {
 					t.Fatal(err)
 				}
 				if n := strings.Count(fmt.Sprint(p.Spec.Maps), "filter_g"); n < 2 {
-					t.Fatalf("%d groups only", n)
+					t.Fatalf("got only %d groups", n)
 				}
 				res, err := compare(Options(h), rules, samples(r, h, 500))
 				if err != nil {

@@ -140,7 +140,7 @@ func TestUnreadable(t *testing.T) {
 					t.Errorf("%s: drops is %t, want %t", h, got, c.drops)
 				}
 				if got := verdict(t, ho, c.packet, among(r)...); got != c.drops {
-					t.Errorf("%s: among other rules, drops is %t, want %t", h, got, c.drops)
+					t.Errorf("%s: with other rules, drops is %t, want %t", h, got, c.drops)
 				}
 				ho.AbsentUnreadable = true
 				p, err := compile.Compile([]compile.Rule{r}, ho)

@@ -93,7 +93,7 @@ func single(t *testing.T, link layers.LinkType, ci gopacket.CaptureInfo, data []
 func sharedCaptures(t *testing.T) []*capture {
 	t.Helper()
 	if _, err := os.Stat(shared); err != nil {
-		t.Skip("need: captures of real telemetry in", shared, "(TestGenerated asks of what the test makes itself)")
+		t.Skip("need: captures of real telemetry in", shared, "(TestGenerated runs on generated packets)")
 	}
 	var all []*capture
 	check(t, filepath.WalkDir(shared, func(path string, _ fs.DirEntry, err error) error {
@@ -103,7 +103,7 @@ func sharedCaptures(t *testing.T) []*capture {
 		return err
 	}))
 	if len(all) < 14 {
-		t.Errorf("%d captures in %s, and there were 14", len(all), shared)
+		t.Errorf("got %d captures in %s, want 14", len(all), shared)
 	}
 	return append(all, payloads(t))
 }
@@ -124,7 +124,7 @@ func payloads(t *testing.T) *capture {
 		packets = append(packets, ip4(filepath.Base(file), pUDP, udp(40000, port, string(b))))
 	}
 	if len(packets) < 22 {
-		t.Errorf("%d payloads in %s, and there were 22", len(packets), shared)
+		t.Errorf("got %d payloads in %s, want 22", len(packets), shared)
 	}
 	return writeCapture(t, "telegraf", layers.LinkTypeEthernet, packets)
 }
@@ -205,7 +205,7 @@ func newTries(t *testing.T, some []pair, interpret bool) *tries {
 		engine = "interpreter"
 	}
 	if tr.before.Engine != engine {
-		t.Fatalf("the %s was asked, not the %s", engine, tr.before.Engine)
+		t.Fatalf("want the %s, but the %s decided", engine, tr.before.Engine)
 	}
 	return tr
 }
@@ -253,7 +253,7 @@ func (tr *tries) each(t *testing.T, c *capture) []answer {
 	matched, unsure := tr.more(t, f)
 	for rule, a := range out {
 		if int(matched[rule]) != len(a.match) || int(unsure[rule]) != len(a.unsure) {
-			t.Errorf("%s: %s matches %d packets of the whole capture, and %d one by one; %d and %d cannot be decided", c.name, tr.before.Rules[rule].Match, matched[rule], len(a.match), unsure[rule], len(a.unsure))
+			t.Errorf("%s: %s matches %d packets of the whole capture, but %d one by one; %d and %d are undecided", c.name, tr.before.Rules[rule].Match, matched[rule], len(a.match), unsure[rule], len(a.unsure))
 		}
 	}
 	return out

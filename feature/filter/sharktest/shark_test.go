@@ -28,7 +28,7 @@ func TestGenerated(t *testing.T) {
 	idle := comparison{captures: all, pairs: pairs, telling: true, undecided: 0.02}.run(t)
 	for _, r := range idle {
 		if r.labels != nil {
-			t.Errorf("a reason that no packet needs: %s", r)
+			t.Errorf("no packet needs this reason: %s", r)
 		}
 	}
 }
@@ -75,7 +75,7 @@ func TestTaps(t *testing.T) {
 	}
 	for i := 0; i < len(filters); i += step {
 		if alone := shark(t, c.path, filters[i]); !maps.Equal(alone, taps[i]) {
-			t.Errorf("%s: tshark -Y matches %d packets, and a tap %d", filters[i], len(alone), len(taps[i]))
+			t.Errorf("%s: tshark -Y matches %d packets, but a tap %d", filters[i], len(alone), len(taps[i]))
 		}
 	}
 }
@@ -106,7 +106,7 @@ func (c comparison) run(t *testing.T) (idle []excuse) {
 		t.FailNow()
 	}
 	if compared < c.least {
-		t.Fatalf("%d packets can be compared, and %d should", compared, c.least)
+		t.Fatalf("%d packets can be compared, want at least %d", compared, c.least)
 	}
 	needed, told := map[string]bool{}, map[string]bool{}
 	unsure, answers := 0, 0
@@ -128,13 +128,13 @@ func (c comparison) run(t *testing.T) (idle []excuse) {
 		}
 	}
 	if n := float64(unsure) / float64(answers); n > c.undecided || n == 0 && c.undecided > 0 {
-		t.Errorf("%.3f of the answers cannot be decided, and at most %.3f should", n, c.undecided)
+		t.Errorf("%.3f of the answers are undecided, want at most %.3f", n, c.undecided)
 	} else {
-		t.Logf("%.3f of the answers cannot be decided", n)
+		t.Logf("%.3f of the answers are undecided", n)
 	}
 	for _, p := range slices.Concat(c.pairs...) {
 		if c.telling && !told[p.weir+p.shark] {
-			t.Errorf("tshark's %s tells no packet of any capture from the others: the pair says nothing", p.shark)
+			t.Errorf("tshark's %s matches all packets or none in every capture: the pair tests nothing", p.shark)
 		}
 		for _, r := range p.but {
 			if e := (excuse{p, r}); !needed[e.String()] {

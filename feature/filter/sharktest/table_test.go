@@ -41,10 +41,10 @@ func TestTable(t *testing.T) {
 	}
 	for _, w := range want {
 		if seen[w] == 0 {
-			t.Errorf("no pair has %s", w)
+			t.Errorf("no pair tests %s", w)
 		}
 	}
 	if n := len(slices.Concat(pairs...)); n < 200 {
-		t.Errorf("%d pairs, and there were more than 200", n)
+		t.Errorf("got %d pairs, want at least 200", n)
 	}
 }

@@ -67,9 +67,9 @@ func sharks(t testing.TB, capture string, filters []string) []frames {
 		case verb == "match" && err == nil && filter <= len(filters):
 			matched[filter-1][frame] = true
 		case verb == "refused" && filter > 0:
-			t.Errorf("tshark does not take %s: %s", filters[filter-1], rest)
+			t.Errorf("tshark rejects %s: %s", filters[filter-1], rest)
 		default:
-			t.Fatalf("tshark says %q", line)
+			t.Fatalf("tshark prints %q", line)
 		}
 	}
 	return matched

@@ -64,7 +64,7 @@ func TestBatchIsProgram(t *testing.T) {
 			seen += n
 		}
 		if passed == 0 || passed == seen {
-			t.Errorf("IPv6 %t: %d of %d packets passed: this compares nothing", ipv6, passed, seen)
+			t.Errorf("IPv6 %t: %d of %d packets passed: the test compares nothing", ipv6, passed, seen)
 		}
 		if a, b := each.Counts(packets[0].At), whole.Counts(packets[0].At); a.Passed != b.Passed || a.Refused != b.Refused {
 			t.Errorf("IPv6 %t: counted %d and %d passed, %d and %d refused", ipv6, a.Passed, b.Passed, a.Refused, b.Refused)

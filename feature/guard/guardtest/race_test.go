@@ -63,10 +63,10 @@ func TestTwoCPUsCountAlike(t *testing.T) {
 		t.Errorf("counted %d packets of %d", c.Passed+c.Refused, sent)
 	}
 	if recorded := g.Spent(1 << 40); recorded != int(c.Passed) {
-		t.Errorf("%d packets passed, the total has recorded %d", c.Passed, recorded)
+		t.Errorf("%d packets passed, but the total counted %d", c.Passed, recorded)
 	}
 	if counted := g.Counted(); counted < sent*98/100 || counted > sent {
-		t.Errorf("the source's word has counted %d packets of %d", counted, sent)
+		t.Errorf("the source's word counted %d packets of %d", counted, sent)
 	}
 }
 
@@ -87,9 +87,9 @@ func TestTwoCPUsKeepTheLimit(t *testing.T) {
 	seconds := time.Since(start).Seconds()
 	c := g.Counts(0)
 	if most := uint64(limit * (seconds + 0.121)); c.Passed > most {
-		t.Errorf("%d packets passed in %.3f s: at most %d may", c.Passed, seconds, most)
+		t.Errorf("%d packets passed in %.3f s, want at most %d", c.Passed, seconds, most)
 	}
 	if c.Passed == 0 || c.Refused < c.Passed {
-		t.Errorf("%d passed, %d refused: that was no flood", c.Passed, c.Refused)
+		t.Errorf("%d passed, %d refused: the test sent no flood", c.Passed, c.Refused)
 	}
 }

@@ -178,7 +178,7 @@ func agree(t *testing.T, s scenario.Scenario, guards []*Guard) {
 		for j := range n {
 			for i := range guards {
 				if verdicts[i][j] != verdicts[0][j] {
-					t.Fatalf("%s: packet %d: hook %d says %v, hook 0 says %v", s.Name, compared+j, i, verdicts[i][j], verdicts[0][j])
+					t.Fatalf("%s: packet %d: hook %d returns %v, hook 0 returns %v", s.Name, compared+j, i, verdicts[i][j], verdicts[0][j])
 				}
 			}
 			if verdicts[0][j] {
@@ -188,6 +188,6 @@ func agree(t *testing.T, s scenario.Scenario, guards []*Guard) {
 		compared += n
 	}
 	if passed == 0 || passed == compared {
-		t.Fatalf("%s: %d of %d packets passed: this compares nothing", s.Name, passed, compared)
+		t.Fatalf("%s: %d of %d packets passed: the test compares nothing", s.Name, passed, compared)
 	}
 }

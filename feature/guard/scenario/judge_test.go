@@ -63,10 +63,10 @@ func TestJudgeShares(t *testing.T) {
 func TestJudgeNothing(t *testing.T) {
 	o := judged(nil, "")
 	if !math.IsNaN(o.LegitKept) || !math.IsNaN(o.NewcomersKept) || !math.IsNaN(o.Jain) || !math.IsNaN(o.MinClient) {
-		t.Errorf("of nothing there are shares: %+v", o)
+		t.Errorf("got shares without packets: %+v", o)
 	}
 	if o.AttackAcceptedPPS != 0 || o.AcceptedOverLimitWorstSecond != 0 {
-		t.Errorf("of nothing something passed: %+v", o)
+		t.Errorf("packets passed, but none were offered: %+v", o)
 	}
 }
 
@@ -78,7 +78,7 @@ func TestJudgeAllShutOut(t *testing.T) {
 	}
 	o = judged([]Packet{packet(6, 1, Established), packet(6, 2, Established), packet(6, 3, Established)}, "--+")
 	if !same(o.Jain, 1./3) {
-		t.Errorf("one of three has everything: Jain %v", o.Jain)
+		t.Errorf("one of three sources has all packets: Jain %v", o.Jain)
 	}
 }
 
@@ -145,10 +145,10 @@ func TestRunTokenBucket(t *testing.T) {
 		t.Fatal(err)
 	}
 	if o.AcceptedOverLimitWorstSecond > 1.12 || o.AcceptedOverLimitWorstSecond < 1.0 {
-		t.Errorf("worst second %v of the limit; a bucket of 120 allows 1.12", o.AcceptedOverLimitWorstSecond)
+		t.Errorf("worst second: %v of the limit; a bucket of 120 allows 1.12", o.AcceptedOverLimitWorstSecond)
 	}
 	if o.LegitKept > 0.05 || math.Abs(o.AttackAcceptedPPS-1000) > 30 {
-		t.Errorf("it knows no clients, and %v of theirs was kept beside %v pps of the attack", o.LegitKept, o.AttackAcceptedPPS)
+		t.Errorf("a token bucket knows no clients: kept %v of their packets and %v pps of the attack", o.LegitKept, o.AttackAcceptedPPS)
 	}
 }
 

@@ -30,11 +30,11 @@ func TestNames(t *testing.T) {
 	seen := map[string]bool{}
 	for _, s := range all {
 		if !regexp.MustCompile(`^[a-z0-9_]+$`).MatchString(s.Name) || seen[s.Name] {
-			t.Errorf("%q is no part of a metric's name, or taken", s.Name)
+			t.Errorf("%q is taken, or not valid in a metric's name", s.Name)
 		}
 		seen[s.Name] = true
 		if s.Long && s.Short > 0 {
-			t.Errorf("%s is for runs that have time, and has a short form", s.Name)
+			t.Errorf("%s is for long runs only, but has a short form", s.Name)
 		}
 		if s.About == "" || s.Limit < 100 || s.To <= s.From || s.Shortened().To > s.To || s.Shortened().To <= s.From {
 			t.Errorf("%+v", s)
@@ -44,7 +44,7 @@ func TestNames(t *testing.T) {
 		}
 	}
 	if _, err := Lookup("nothing"); err == nil {
-		t.Error("a scenario named nothing was found")
+		t.Error("found a scenario named \"nothing\"")
 	}
 }
 
@@ -63,27 +63,27 @@ func TestTraces(t *testing.T) {
 			tr := s.Trace(3)
 			from, to := tr.Start()+uint64(s.From), tr.Start()+uint64(s.To)
 			if tr.Start() < uptime || tr.Start() >= uptime+epochs {
-				t.Errorf("it starts at %d ns", tr.Start())
+				t.Errorf("the trace starts at %d ns", tr.Start())
 			}
 			first := map[Source]uint64{}
 			var last uint64
 			var during [classes]int
 			for _, p := range tr.All() {
 				if p.At < last || p.At < tr.Start() || p.At >= to {
-					t.Fatalf("a packet at %d after one at %d; the trace is from %d to %d", p.At, last, tr.Start(), to)
+					t.Fatalf("a packet at %d follows one at %d; the trace is from %d to %d", p.At, last, tr.Start(), to)
 				}
 				last = p.At
 				if p.Class == Attack != (p.At >= from && p.Class != Established && p.Class != Newcomer) {
-					t.Fatalf("%s at %d, and the attack begins at %d", p.Class, p.At, from)
+					t.Fatalf("%s at %d, but the attack begins at %d", p.Class, p.At, from)
 				}
 				if _, ok := first[p.Src]; !ok && p.Class != Attack {
 					first[p.Src] = p.At
 				}
 				switch {
 				case p.Class == Established && first[p.Src] >= from:
-					t.Fatalf("%v is established and came at %d", p.Src, p.At)
+					t.Fatalf("%v is established, but first sent at %d", p.Src, p.At)
 				case p.Class == Newcomer && (p.At < from || first[p.Src] < from):
-					t.Fatalf("%v is new and came at %d", p.Src, p.At)
+					t.Fatalf("%v is new, but sent a packet at %d", p.Src, p.At)
 				}
 				if p.At >= from {
 					during[p.Class]++
@@ -105,7 +105,7 @@ func TestTraces(t *testing.T) {
 				t.Errorf("only %d packets of newcomers", during[Newcomer])
 			}
 			if !s.LegitCounts && during[Established] > 0 && s.Name != "stolen_addresses" {
-				t.Errorf("%d packets of established clients count for nothing", during[Established])
+				t.Errorf("%d packets of established clients are not counted", during[Established])
 			}
 		})
 	}
@@ -182,7 +182,7 @@ func TestPatterns(t *testing.T) {
 				beside = beside || identities[c.Identity] && !hosts[c]
 			}
 			if !beside {
-				t.Error("no client has its /64 in common with the attacker")
+				t.Error("no client shares its /64 with the attacker")
 			}
 		}
 	}
@@ -205,14 +205,14 @@ func TestSeeds(t *testing.T) {
 		again = append(again, part[:n]...)
 	}
 	if !slices.Equal(all, again) {
-		t.Error("the same seed gave another trace")
+		t.Error("the same seed gave a different trace")
 	}
 	for _, skip := range []time.Duration{0, s.From / 2, s.From, s.From + second/2, s.To} {
 		tr := s.Trace(5)
 		tr.Skip(skip)
 		at, _ := slices.BinarySearchFunc(all, tr.Start()+uint64(skip), func(p Packet, at uint64) int { return cmp.Compare(p.At, at) })
 		if !slices.Equal(tr.All(), all[at:]) {
-			t.Errorf("what follows %s is another trace", skip)
+			t.Errorf("the trace after %s is different", skip)
 		}
 	}
 	other := s.Trace(6).All()

@@ -20,7 +20,7 @@ func TestCommitted(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(got, want) {
-			t.Errorf("clients/go/guard/socket_%s.image is another object's: run go generate ./feature/guard/bpf", end)
+			t.Errorf("clients/go/guard/socket_%s.image differs from the object: run go generate ./feature/guard/bpf", end)
 		}
 	}
 }
