@@ -68,8 +68,7 @@ func TestDeviceErrors(t *testing.T) {
 	}
 }
 
-// Whatever the text, it either has errors with a line each, or every address of
-// each device leads to the device.
+// FuzzDevices parses arbitrary text. Either each error names a line, or every address of a device leads to it.
 func FuzzDevices(f *testing.F) {
 	f.Add([]byte("edge1 192.0.2.1 198.51.100.0/30 2001:db8::1 # x\n"))
 	f.Add([]byte("a 1.0.0.0/8\nb 1.0.0.0/24 1.1.1.1"))
@@ -111,7 +110,7 @@ func (w *world) devicesFile(text string) {
 	}
 }
 
-// All addresses of a device, of both protocols, are at one slot, under one name.
+// TestDevicePolicy checks the slot and the name of a device's addresses: one slot for all addresses and both protocols.
 func TestDevicePolicy(t *testing.T) { eachEngine(t, testDevicePolicy) }
 
 func testDevicePolicy(t *testing.T) {
@@ -119,7 +118,7 @@ func testDevicePolicy(t *testing.T) {
 	src := sources(24)
 	text := "# name addresses\n"
 	for i := 0; i < 24; i += 3 {
-		text += fmt.Sprintf("router%d %s %s/32\n", i/3, src[i], src[i+1]) // the third is a device of its own
+		text += fmt.Sprintf("router%d %s %s/32\n", i/3, src[i], src[i+1]) // the third address is a separate device
 	}
 	w.devicesFile(text)
 	w.apply()
@@ -135,12 +134,12 @@ func testDevicePolicy(t *testing.T) {
 		t.Fatalf("%d devices, %v, %v", len(devices), problem, err)
 	}
 	for _, d := range devices {
-		// Of connections a few more may be counted: late segments of their beginning are looked up too (checkCounts).
+		// Late segments of a handshake are looked up too, so a few more connections may be counted (checkCounts).
 		if d.Name != "" && (d.UDP != 2 || d.Connects < 2 || d.Connects > 4) {
 			t.Errorf("%+v: want two of each", d)
 		}
 	}
-	// By its name, all of it moves.
+	// A move by name moves all addresses.
 	to := (w.where(src[1])[0].Slot + 1) % 3
 	w.locked(func(l lock) error {
 		return engine.Move(l, w.state().Scope(), "svc", record.Moving{Device: "router0", To: to}, nil)
@@ -159,8 +158,7 @@ func testDevicePolicy(t *testing.T) {
 	}
 }
 
-// Another file is another place for devices: apply resets their sessions, and
-// so does weir serve that notices the file.
+// TestDevicesFileChanges changes the devices file. Both apply and a running weir serve reset the misplaced sessions.
 func TestDevicesFileChanges(t *testing.T) {
 	needDestroy(t)
 	for _, served := range []bool{false, true} {
@@ -204,7 +202,7 @@ func TestDevicesFileChanges(t *testing.T) {
 	}
 }
 
-// due says whether resets are due anywhere.
+// due reports whether any resets are due.
 func (w *world) due() bool {
 	w.t.Helper()
 	all, err := w.root.Instances(spec.Name)

@@ -23,24 +23,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// families of sockets, as a service lists them and as a sink opens them.
+// families are combinations of sockets, in a service's and in a sink's notation.
 var families = []struct {
 	name   string
 	listen []string
 	sink   []string
-	v4, v6 bool // sources
+	v4, v6 bool // families of the sources
 }{
 	{"ipv4", []string{"udp 0.0.0.0:9991", "tcp 0.0.0.0:9991"}, []string{"udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991"}, true, false},
 	{"ipv6", []string{"udp6 [::]:9991", "tcp6 [::]:9991"}, []string{"udp6=[::]:9991", "tcp6=[::]:9991"}, false, true},
 	{"dual", []string{"udp :9991", "tcp :9991"}, []string{"udp=[::]:9991", "tcp=[::]:9991"}, true, true},
 }
 
-// deaths is how many members die in all, over engines and families.
+// deaths is the total number of killed members, over all engines and families.
 const deaths = 200
 
-// Members killed, stopped and started again in any order, by fair means and
-// foul, under traffic over both protocols: whoever answers a source is its
-// slot's member, and only sources of a slot whose member is down are rejected.
+// TestKillsAndRestartsInAnyOrder kills, stops and restarts members in random order, under traffic over both protocols.
+// Only the slot's member answers a source. Only sources of a slot without its member are rejected.
 func TestKillsAndRestartsInAnyOrder(t *testing.T) {
 	nstest.NeedRoot(t)
 	each := (deaths + len(record.Engines)*len(families) - 1) / (len(record.Engines) * len(families))
@@ -48,7 +47,7 @@ func TestKillsAndRestartsInAnyOrder(t *testing.T) {
 		each = 4
 	}
 	var wg sync.WaitGroup
-	atOnce := make(chan struct{}, 6) // so many worlds, whatever -parallel says: they wait most of the time
+	atOnce := make(chan struct{}, 6) // concurrent worlds, regardless of -parallel: they mostly wait
 	if testing.Short() {
 		atOnce = make(chan struct{}, 1)
 	}
@@ -70,13 +69,12 @@ func TestKillsAndRestartsInAnyOrder(t *testing.T) {
 	wg.Wait()
 }
 
-// play is a service in a namespace of its own, its members and what became of
-// them.
+// play is a service in its own namespace, with its members and their history.
 type play struct {
 	*world
 	ns    *netns.Handle
 	rnd   *rand.Rand
-	sinks []string // what a member opens
+	sinks []string // sockets of a member
 	addrs []netip.Addr
 	slot  map[netip.Addr]int
 
@@ -85,7 +83,7 @@ type play struct {
 	did    map[string]int
 
 	mu     sync.Mutex
-	owner  map[string]int // pid to slot, of every member there ever was
+	owner  map[string]int // PID to slot, of all members so far
 	outage [][]outage     // by slot
 }
 
@@ -95,9 +93,9 @@ type actor struct {
 	pidFile string
 }
 
-// outage is a time in which a slot's sources may be rejected.
+// outage is a period of allowed rejections for a slot's sources.
 type outage struct {
-	from, to time.Time // to is zero while it lasts
+	from, to time.Time // to is zero during the outage
 }
 
 func newPlay(t *testing.T, engine spec.Engine, listen, sinks []string, slots int, seed uint64) *play {
@@ -120,8 +118,8 @@ func newPlay(t *testing.T, engine spec.Engine, listen, sinks []string, slots int
 	return p
 }
 
-// sources gives the namespace the addresses that ask. Over IPv6 each asks
-// itself: answers come from the address that the kernel prefers, and that is it.
+// sources assigns the source addresses to the namespace. Over IPv6 each source sends to its own address, because
+// answers come from the address preferred by the kernel.
 func (p *play) sources(v4, v6 bool) {
 	if v4 {
 		p.addrs = append(p.addrs, sources(24)...)
@@ -148,7 +146,7 @@ func (p *play) sources(v4, v6 bool) {
 	}
 }
 
-// run plays until so many members have died.
+// run plays until the given number of members has died.
 func (p *play) run(deaths int) {
 	p.apply()
 	p.serve()
@@ -159,19 +157,19 @@ func (p *play) run(deaths int) {
 		p.slot[place.Address] = place.Slot
 	}
 	asks := sync.OnceValue(p.ask())
-	defer asks() // before the members end with the test
+	defer asks() // before the members exit with the test
 	for p.died < deaths && !p.t.Failed() {
 		p.act(p.rnd.IntN(len(p.actors)))
 	}
 	p.allAnswer()
 	n := asks()
-	if n < p.died { // an idle machine sees dozens for each
+	if n < p.died { // an idle machine gets dozens per death
 		p.t.Errorf("only %d answers: the test saw no traffic", n)
 	}
 	p.t.Logf("%d answers over %d deaths: %v", n, p.died, p.did)
 }
 
-// act has something happen to a slot, and to the next one now and then.
+// act triggers a random event in a slot, and sometimes also in the next slot.
 func (p *play) act(slot int) {
 	what := []string{"kill", "kill", "kill two", "kill two in turn", "term", "term", "stop", "stop and kill", "orphan", "replace", "holder"}[p.rnd.IntN(11)]
 	if what == "orphan" && !exitHook() || what == "holder" && p.cfg.Services[0].Engine != spec.EngineReuseport {
@@ -186,7 +184,7 @@ func (p *play) act(slot int) {
 		p.kill(slot)
 		p.kill(other)
 		p.enter(other)
-	case "kill two in turn": // the one that fell first comes back last
+	case "kill two in turn": // the first to die returns last
 		p.kill(slot)
 		p.rest(20)
 		p.kill(other)
@@ -196,7 +194,7 @@ func (p *play) act(slot int) {
 	case "term":
 		p.term(slot)
 	case "stop":
-		// It keeps its slot: its traffic waits, and is not rejected.
+		// It keeps its slot: its traffic waits and is not rejected.
 		p.actors[slot].Signal(syscall.SIGSTOP)
 		p.rest(150)
 		p.actors[slot].Signal(syscall.SIGCONT)
@@ -219,10 +217,10 @@ func (p *play) act(slot int) {
 	p.enter(slot)
 }
 
-// rest waits up to so many milliseconds.
+// rest waits a random time up to most milliseconds.
 func (p *play) rest(most int) { time.Sleep(time.Duration(p.rnd.IntN(most)) * time.Millisecond) }
 
-// down begins an outage of a slot, up ends it.
+// down starts an outage of a slot, up ends it.
 func (p *play) down(slot int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -245,7 +243,7 @@ func (p *play) kill(slot int) {
 	p.died++
 }
 
-// term ends a member that takes its time: UDP goes first.
+// term stops a member slowly: UDP closes first.
 func (p *play) term(slot int) {
 	a := p.actors[slot]
 	a.do(fmt.Sprintf("term %dms", p.rnd.IntN(30)))
@@ -255,7 +253,7 @@ func (p *play) term(slot int) {
 	p.died++
 }
 
-// replace starts the successor before the member goes, as rolling restarts do.
+// replace starts the successor before the member exits, like a rolling restart.
 func (p *play) replace(slot int) {
 	a := p.actors[slot]
 	old := a.sink
@@ -268,8 +266,7 @@ func (p *play) replace(slot int) {
 	p.admit(slot)
 }
 
-// killHolder kills the process that keeps the groups. Nobody notices while
-// members are there, and the watcher starts it again.
+// killHolder kills the socket holder. Traffic of present members continues, and the watcher restarts the holder.
 func (p *play) killHolder() {
 	old := p.holder()
 	if err := syscall.Kill(old, syscall.SIGKILL); err != nil {
@@ -278,8 +275,8 @@ func (p *play) killHolder() {
 	deadline(p.t, func() bool { h := p.holder(); return h != old && h != 0 && p.state().Problem == "" })
 }
 
-// enter starts the member of a slot, which may open its sockets late, in any
-// order, and before or after its pidfile is written.
+// enter starts the member of a slot. It may open its sockets late, in any order, and before or after its pidfile is
+// written.
 func (p *play) enter(slot int) {
 	a := p.actors[slot]
 	switch p.rnd.IntN(3) {
@@ -315,7 +312,7 @@ func (p *play) start(slot int, listens ...string) *sink {
 	return s
 }
 
-// write writes a pidfile as daemons do, in place.
+// write writes a pidfile in place, like daemons do.
 func (p *play) write(slot int) {
 	a := p.actors[slot]
 	if err := os.WriteFile(a.pidFile, fmt.Appendln(nil, a.pid()), 0o644); err != nil {

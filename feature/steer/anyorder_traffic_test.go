@@ -14,10 +14,10 @@ import (
 	"github.com/weir-project/weir/kernel/probe"
 )
 
-// exitHook says whether the kernel tells of exits (an optional need).
+// exitHook reports whether the kernel has the exit hook (an optional need).
 func exitHook() bool { return probe.ExitTracepoint.Check() == nil }
 
-// destination is where a source sends.
+// destination returns the destination of a source.
 func destination(from netip.Addr) netip.AddrPort {
 	if from.Is4() {
 		return loopback4
@@ -25,14 +25,13 @@ func destination(from netip.Addr) netip.AddrPort {
 	return netip.AddrPortFrom(from, loopback4.Port())
 }
 
-// ask asks from every source over both protocols until the function that it
-// returns is called, which tells how many answers there were.
+// ask asks from every source over both protocols until end is called. end returns the number of answers.
 func (p *play) ask() (end func() int) {
 	stop := make(chan struct{})
 	var answers atomic.Int64
 	var wg sync.WaitGroup
 	askers, pause := 2, time.Duration(0)
-	if testing.Short() { // an emulated CPU has other things to do as well
+	if testing.Short() { // leave CPU time to others on an emulated machine
 		askers, pause = 1, 20*time.Millisecond
 	}
 	for n := range askers * len(slots.Protocols) {
@@ -67,13 +66,13 @@ func (p *play) ask() (end func() int) {
 	}
 }
 
-// patiently is longer than any machine stalls, and any emulated one.
+// patiently is longer than any stall of a machine, including emulated ones.
 const patiently = 30 * time.Second
 
-// askOnce asks and judges what became of it.
+// askOnce asks once and checks the result.
 func (p *play) askOnce(proto string, from netip.Addr) (answered bool, err error) {
 	slot, begin := p.slot[from], time.Now()
-	// Without an answer, and nothing that would explain it, the machine may just be slow.
+	// A missing answer without an outage may be due to a slow machine: keep waiting.
 	patient := func() bool { return time.Since(begin) < patiently && !p.excused(slot, begin) }
 	got, err := askPatiently(proto, from, destination(from), patiently, 100*time.Millisecond, patient)
 	if err != nil {
@@ -96,7 +95,7 @@ func (p *play) askOnce(proto string, from netip.Addr) (answered bool, err error)
 	return true, nil
 }
 
-// excused says whether a slot was down at any time since begin.
+// excused reports whether a slot had an outage since begin.
 func (p *play) excused(slot int, begin time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -110,7 +109,7 @@ func (p *play) excused(slot int, begin time.Time) bool {
 
 func clock(t time.Time) string { return t.Format("05.000") }
 
-// outages are the last ones of a slot.
+// outages describes the latest outages of a slot.
 func (p *play) outages(slot int) (text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -121,7 +120,7 @@ func (p *play) outages(slot int) (text string) {
 	return text
 }
 
-// allAnswer sees that every source is answered in the end.
+// allAnswer checks that every source is finally answered.
 func (p *play) allAnswer() {
 	p.t.Helper()
 	err := p.ns.Do(func() error {

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// standing is what is to be the same after a change that was taken back.
+// standing returns the state to compare after an undone change.
 func (w *world) standing() (out []string) {
 	w.t.Helper()
 	st, err := state.Read(context.Background(), w.root)
@@ -35,8 +35,8 @@ func (w *world) standing() (out []string) {
 	return out
 }
 
-// A change of several services that fails or is interrupted, at any step, leaves each as it was: with its seed, its members,
-// and what operators changed.
+// TestApplyTakesItselfBack fails or interrupts a change of several services at any step. Each service keeps its seed,
+// its members and the operator overrides.
 func TestApplyTakesItselfBack(t *testing.T) { eachEngine(t, testApplyTakesItselfBack) }
 
 func testApplyTakesItselfBack(t *testing.T) {
@@ -89,7 +89,7 @@ func testApplyTakesItselfBack(t *testing.T) {
 	}
 }
 
-// tryUntil applies services, and fails or interrupts that at a step.
+// tryUntil applies services and fails or interrupts the apply at a step.
 func (w *world) tryUntil(services []spec.Service, how string, step int, injected error) (err error) {
 	w.cfg.Services = services
 	if errs := w.cfg.Validate(); len(errs) > 0 {
@@ -127,7 +127,7 @@ func (w *world) tryUntil(services []spec.Service, how string, step int, injected
 	return err
 }
 
-// What applying costs grows with the services, and not with their square: 160 cost less than 11 times the CPU time of 20.
+// TestApplyIsLinear compares the CPU time of applies: 160 services cost less than 11 times as much as 20.
 func TestApplyIsLinear(t *testing.T) { eachEngine(t, testApplyIsLinear) }
 
 func testApplyIsLinear(t *testing.T) {
@@ -139,7 +139,7 @@ func testApplyIsLinear(t *testing.T) {
 		for i := range n {
 			s := one
 			s.Name, s.Listen = fmt.Sprint("s", i), []service.Listen{mustListen(t, "udp4 "+address(i)+":5000")}
-			if i%20 == 0 { // each with few sockets: all of a process are looked at for each of its slots
+			if i%20 == 0 { // few sockets each: every slot reads all sockets of its process
 				member := startSink(t, "udp4="+address(i)+":5000", "udp4="+address(i)+":5001")
 				defer member.End()
 				s.Members = []service.Member{{Slot: 0, PID: member.pid()}}
@@ -159,7 +159,7 @@ func testApplyIsLinear(t *testing.T) {
 		w.remove()
 		return create, change
 	}
-	cost(1) // the object is parsed
+	cost(1) // parses the object
 	few, fewChanged := cost(20)
 	many, manyChanged := cost(160)
 	t.Logf("20 services: %s, 160: %s; listens changed: %s, %s", few, many, fewChanged, manyChanged)
@@ -180,7 +180,7 @@ func cpuTime(t *testing.T) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// After a change that moves devices in many services, looking for sessions to reset costs no more than its services either.
+// TestResetsAreLinear checks the same for the search for sessions, after a change that moves devices in many services.
 func TestResetsAreLinear(t *testing.T) {
 	cost := func(n int) time.Duration {
 		w := newWorld(t, spec.Options{Slots: 2, Engine: spec.EngineSkLookup, ResetRate: new(spec.Rate(100))}, "tcp 127.0.0.1:5000")
@@ -210,7 +210,7 @@ func TestResetsAreLinear(t *testing.T) {
 	}
 }
 
-// Services that come or go together share the waits for grace periods that end changes of maps of maps.
+// TestServicesShareWaits: services added or removed together share the grace periods of changes of maps of maps.
 func TestServicesShareWaits(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 1, Engine: spec.EngineSkLookup}, "udp 127.0.0.1:5000")
 	one := w.cfg.Services[0]

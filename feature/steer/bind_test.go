@@ -31,7 +31,7 @@ func needBindShare(t *testing.T) {
 	}
 }
 
-// plainBind binds a port as a daemon does that knows nothing of SO_REUSEPORT.
+// plainBind binds a port without SO_REUSEPORT.
 func plainBind(network, addr string) (interface{ Close() error }, error) {
 	if strings.HasPrefix(network, "udp") {
 		return net.ListenPacket(network, addr)
@@ -41,7 +41,7 @@ func plainBind(network, addr string) (interface{ Close() error }, error) {
 	return lc.Listen(context.Background(), network, addr)
 }
 
-// bindTwice says whether a second socket fits beside the first.
+// bindTwice reports whether a second socket can bind the same address.
 func bindTwice(t testing.TB, network, addr string) bool {
 	t.Helper()
 	a, err := plainBind(network, addr)
@@ -88,7 +88,7 @@ func TestSharePort(t *testing.T) {
 	if got := w.state().Shared; got == nil || got.Sockets != 12 || got.Failed != 0 {
 		t.Errorf("counted %+v, want 12 sockets", got)
 	}
-	// Another namespace's ports are its own business.
+	// Ports of another namespace are not affected.
 	other, err := netns.Create("weir-other")
 	if err != nil {
 		t.Fatal(err)
@@ -103,7 +103,7 @@ func TestSharePort(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	// Unmodified daemons serve two slots of one port.
+	// Unmodified daemons serve two slots on one port.
 	a, b := startSink(t, "udp6!=:9991", "tcp6!=:9991", "udp4!=:9991", "tcp4!=:9991"), startSink(t, "udp6!=:9991", "tcp6!=:9991", "udp4!=:9991", "tcp4!=:9991")
 	w.member(0, a)
 	w.member(1, b)
@@ -124,7 +124,7 @@ func TestSharePort(t *testing.T) {
 	w.sharesSoon(false)
 }
 
-// A daemon that nobody wrote for this.
+// TestSharePortRealDaemon uses an unmodified daemon.
 func TestSharePortRealDaemon(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 2, SharePort: true}, "udp4 :9991")
 	needBindShare(t)
@@ -155,7 +155,7 @@ func TestSharePortRealDaemon(t *testing.T) {
 	}
 }
 
-// Killed at any step, the next command has the hook say what the services say.
+// TestSharePortIsMended kills a command at any step. The next command makes the hook match the services.
 func TestSharePortIsMended(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 1, SharePort: true}, "udp 0.0.0.0:9991")
 	needBindShare(t)
@@ -172,7 +172,7 @@ func TestSharePortIsMended(t *testing.T) {
 			w.sharesSoon(wanted)
 		}
 	}
-	// A hook that is gone, as an operator may have removed it, is put up again.
+	// A removed hook is attached again.
 	w.cfg.Services[0].SharePort = true
 	w.apply()
 	w.locked(func(l *kernel.WriteLock) error { return l.Remove(engine.BindInstance) })
@@ -186,8 +186,7 @@ func TestSharePortIsMended(t *testing.T) {
 	}
 }
 
-// sharesSoon waits until the port is shared or not: the kernel detaches a link
-// some time after its pin is gone.
+// sharesSoon waits until the port is shared, or is not. The kernel detaches a link some time after its pin is removed.
 func (w *world) sharesSoon(want bool) {
 	w.t.Helper()
 	nstest.Eventually(w.t, func() error {

@@ -18,8 +18,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Bindings that lead served traffic to a service without a socket say so: that of a process at the port, and that of the
-// service that they led to.
+// TestBindingsSayWhatTheyTake reports bindings that direct served traffic to a service without a socket: traffic of a
+// process at the port, or of the previously bound service.
 func TestBindingsSayWhatTheyTake(t *testing.T) {
 	a := startSink(t, "udp4=0.0.0.0:9991")
 	w := newWorld(t, spec.Options{Slots: 2}, "udp 0.0.0.0:9992")
@@ -34,14 +34,14 @@ func TestBindingsSayWhatTheyTake(t *testing.T) {
 	}{
 		{"none udp 127.0.0.0/24 9991", fmt.Sprintf("none has no socket for it; process %d", a.pid())},
 		{"none udp 127.0.0.7/32 0", fmt.Sprintf("none has no socket for it; process %d", a.pid())},
-		{"none udp 127.0.0.0/24 9993", ""}, // nobody has the port
-		{"none tcp 127.0.0.0/24 9991", ""}, // nor that one
-		{"none udp 192.0.2.0/24 9991", ""}, // not this host's
+		{"none udp 127.0.0.0/24 9993", ""}, // no process has the port
+		{"none tcp 127.0.0.0/24 9991", ""}, // same for TCP
+		{"none udp 192.0.2.0/24 9991", ""}, // not an address of this host
 		{"full udp 127.0.0.0/24 9991", ""},
 		{"none udp 127.0.1.0/24 9000", "would take traffic from full, which has a socket for it; none has no socket"},
-		{"none udp 127.0.1.5/32 9000", "would take traffic from full, which has a socket for it; none has no socket"}, // a part of it
+		{"none udp 127.0.1.5/32 9000", "would take traffic from full, which has a socket for it; none has no socket"}, // a part of the prefix
 		{"none udp 127.0.1.5/32 9001", ""},
-		{"none udp 127.0.4.0/22 9000", ""}, // a longer one has its part
+		{"none udp 127.0.4.0/22 9000", ""}, // a longer prefix keeps its part
 		{"svc udp 127.0.0.0/24 9991", fmt.Sprintf("svc has a slot without a member; process %d", a.pid())}, // slot 1 is empty
 	} {
 		plan, err := OutagesOfBindings(t.Context(), w.root, w.root, here(t), []bindings.Binding{binding(t, c.binding)}, true)
@@ -52,7 +52,7 @@ func TestBindingsSayWhatTheyTake(t *testing.T) {
 	}
 }
 
-// What is damaged elsewhere keeps nobody from binding, and from being told.
+// TestBindingsBesideDamage: damage of another service prevents neither bindings nor their outages.
 func TestBindingsBesideDamage(t *testing.T) {
 	a := startSink(t, "udp4=0.0.0.0:9991")
 	w := newWorld(t, spec.Options{Slots: 2, Engine: spec.EngineReuseport}, "udp 0.0.0.0:9992")
@@ -68,10 +68,10 @@ func TestBindingsBesideDamage(t *testing.T) {
 		t.Errorf("%q, %v", plan.Outages, err)
 	}
 	w.cfg.Services[0].Name, w.cfg.Services[0].Engine = "other", spec.EngineSkLookup
-	w.planned() // panicked
+	w.planned() // panicked previously
 }
 
-// registered is a world with a configured service, and a registered one, full, whose socket is there.
+// registered returns a world with a configured service and a registered service, full, with a socket.
 func registered(t *testing.T) *world {
 	t.Helper()
 	a := startSink(t, "udp4=0.0.0.0:9991")
@@ -81,7 +81,8 @@ func registered(t *testing.T) *world {
 	return w
 }
 
-// A binding reads the services that it is about, not all of them: there may be 65,536, and reading them took seconds.
+// TestBindingsReadTheirServices: a binding reads only its own services. There may be 65,536, and reading all took
+// seconds.
 func TestBindingsReadTheirServices(t *testing.T) {
 	w := registered(t)
 	w.bind("full udp 127.0.1.0/24 9000")
@@ -105,7 +106,7 @@ func TestBindingsReadTheirServices(t *testing.T) {
 	}
 }
 
-// The check of a binding copies no table, and compares with no other binding: there may be a million.
+// TestBindingsReadNoOthers: a new binding neither copies the table nor reads other bindings. There may be a million.
 func TestBindingsReadNoOthers(t *testing.T) {
 	w := registered(t)
 	var many []bindings.Binding
@@ -145,7 +146,7 @@ func TestBindingsReadNoOthers(t *testing.T) {
 	})
 }
 
-// A service with a socket is bound without a look at the bindings.
+// TestBindingsOfServedReadNoTable: binding a service with a socket does not read the bindings.
 func TestBindingsOfServedReadNoTable(t *testing.T) {
 	w := registered(t)
 	w.bind("full udp 127.0.1.0/24 9000")
@@ -155,7 +156,7 @@ func TestBindingsOfServedReadNoTable(t *testing.T) {
 			return err
 		}
 		defer m.Close()
-		return m.Put(uint32(0), make([]byte, m.ValueSize())) // no table any more
+		return m.Put(uint32(0), make([]byte, m.ValueSize())) // the table is no longer valid
 	})
 	if _, err := bindings.Bindings(t.Context(), w.root, record.Scope(here(t))); err == nil {
 		t.Fatal("a table without its layout can be read")
@@ -166,7 +167,7 @@ func TestBindingsOfServedReadNoTable(t *testing.T) {
 	}
 }
 
-// allocated returns the bytes of memory that f takes, those given back among them.
+// allocated returns the bytes allocated by f, including freed ones.
 func allocated(f func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -175,8 +176,8 @@ func allocated(f func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// After 65,536 names, a new one gets the number of a forgotten one: each name of a change its own. Two names of one change got the
-// same number, and the traffic of the first went to the second.
+// TestNumbersOfOneChangeDiffer: new names of one change get different numbers, also after 65,536 names. Previously two
+// names got the same number, and the traffic of the first went to the second.
 func TestNumbersOfOneChangeDiffer(t *testing.T) {
 	w := registered(t)
 	w.bind("full udp 127.0.1.0/24 9000")
@@ -202,7 +203,8 @@ func TestNumbersOfOneChangeDiffer(t *testing.T) {
 	}
 }
 
-// Removal of steering takes bindings with it, also those of services without a section: an outage where a socket serves them.
+// TestRemoveTellsOfBindings checks the outages of a removal: it also removes bindings of services without a section,
+// and some have a socket.
 func TestRemoveTellsOfBindings(t *testing.T) {
 	w := registered(t)
 	w.bind("full udp 127.0.1.0/24 9000")

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A user who holds the lock of a socket holds up neither the change that puts it into a map, nor the listing of the groups of
-// all sockets. Once the lock is let go, the socket is not in the map either: its place may be another's.
+// TestSocketLockIsHeld: a locked socket blocks neither its insertion into a map nor the listing of all groups. After
+// the unlock the socket is not in the map either, because its entry may have another use.
 func TestSocketLockIsHeld(t *testing.T) {
 	nstest.NeedRoot(t)
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.SockMap, KeySize: 4, ValueSize: 8, MaxEntries: 2})

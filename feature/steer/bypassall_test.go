@@ -12,13 +12,14 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// All services of both engines are bypassed and steered again from the pins alone, and apply keeps them so.
+// TestBypassAll bypasses all services of both engines and steers them again, from the pins alone. apply keeps the
+// bypass.
 func TestBypassAll(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 1, Engine: spec.EngineSkLookup}, "udp 127.0.0.1:9991")
 	a := startSink(t, "udp4=127.0.0.1:9991")
 	other := w.cfg.Services[0]
 	other.Name, other.Listen, other.Engine = "other", []service.Listen{mustListen(t, "udp 127.0.0.1:9992")}, spec.EngineReuseport
-	w.cfg.Services = append(w.cfg.Services, other) // without members: it rejects
+	w.cfg.Services = append(w.cfg.Services, other) // without members it rejects
 	w.apply()
 	answers := func(want string) {
 		t.Helper()

@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A binding of every port of this host's own addresses takes answers and others' sockets:
-// that is said, of the service's own sockets and of others' addresses it is not.
+// TestBindingOfEveryPortWarns checks the warnings about a binding of every port on this host's addresses. It takes
+// answers and traffic of other sockets. The service's own sockets and foreign addresses cause no warning.
 func TestBindingOfEveryPortWarns(t *testing.T) {
 	w, _ := collectors(t, spec.Options{Slots: 1})
 	w.apply()
@@ -50,7 +50,7 @@ func TestBindingOfEveryPortWarns(t *testing.T) {
 	}
 }
 
-// The limit of routers is read from the file that the daemon was given, and from no other.
+// TestPmacctLimit reads the router limit from the daemon's own file and from no other.
 func TestPmacctLimit(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) string {
@@ -81,7 +81,7 @@ func TestPmacctLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused := []string{fifo, dir, "/proc/self/limits"}
-	if os.Lchown(link, 65534, 65534) == nil { // root's own are followed
+	if os.Lchown(link, 65534, 65534) == nil { // root's own links are followed
 		refused = append(refused, link)
 	}
 	for _, path := range refused {

@@ -27,7 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copied is a service whose datagrams a second one, canary, gets too.
+// copied returns a world with a service copied to a second service, canary.
 func copied(t *testing.T, engine spec.Engine, first, second string) (w *world, original, canary *recorder) {
 	t.Helper()
 	w = newWorld(t, spec.Options{Slots: 1, Engine: engine, Copy: "canary", Templates: spec.TemplatesOff}, first)
@@ -43,8 +43,7 @@ func copied(t *testing.T, engine spec.Engine, first, second string) (w *world, o
 	return w, start(0, first), start(1, second)
 }
 
-// exporters sends n datagrams, each from a port of its own, and returns what was
-// sent from where.
+// exporters sends n datagrams from different ports and returns their payloads by source.
 func exporters(t *testing.T, ns *netns.Handle, from netip.Addr, to netip.AddrPort, n, size int) map[netip.AddrPort][]byte {
 	t.Helper()
 	sent := map[netip.AddrPort][]byte{}
@@ -59,12 +58,12 @@ func exporters(t *testing.T, ns *netns.Handle, from netip.Addr, to netip.AddrPor
 	return sent
 }
 
-// gotExactly says that a recorder got exactly what was sent, each once.
+// gotExactly checks that a recorder received each sent datagram exactly once.
 func gotExactly(t *testing.T, who string, r *recorder, sent map[netip.AddrPort][]byte) {
 	t.Helper()
 	r.await(len(sent))
 	var got []received
-	nstest.Steadily(t, 50*time.Millisecond, func() error { // for one too many
+	nstest.Steadily(t, 50*time.Millisecond, func() error { // detects surplus datagrams
 		if got = r.received(); len(got) != len(sent) {
 			return fmt.Errorf("%s got %d datagrams of %d", who, len(got), len(sent))
 		}
@@ -77,8 +76,8 @@ func gotExactly(t *testing.T, who string, r *recorder, sent map[netip.AddrPort][
 	}
 }
 
-// Every datagram of a service reaches a second one, with its sender's address,
-// over a cable and over loopback, with and without another address.
+// TestCopy: every datagram of a service reaches a second service with its source address, over a cable and over
+// loopback, with the same or a different destination address.
 func TestCopy(t *testing.T) {
 	eachEngine(t, func(t *testing.T) {
 		for _, c := range []struct{ name, first, second, from, to string }{
@@ -91,7 +90,7 @@ func TestCopy(t *testing.T) {
 			{"loopback, IPv6", "udp6 [::]:9991", "udp6 [::]:9992", "::1", "[::1]:9991"},
 		} {
 			if testing.Short() && underTest == spec.EngineReuseport {
-				continue // an emulated kernel is slow, and the filter is the same
+				continue // too slow on an emulated kernel, and the filter is the same
 			}
 			t.Run(c.name, func(t *testing.T) {
 				var ns *netns.Handle
@@ -108,14 +107,14 @@ func TestCopy(t *testing.T) {
 				if got := *w.state().Copies; got != (engine.Copies{To: "canary", Copied: 30}) {
 					t.Errorf("status says %+v", got)
 				}
-				// What is sent to the second is its own alone.
+				// Datagrams to the second service reach only this service.
 				e := newExporter(t, ns, ipfix.IPFIX, netip.MustParseAddr(c.from), netip.MustParseAddrPort(strings.Replace(c.to, "9991", c.second[len(c.second)-4:], 1)))
 				if strings.Contains(c.second, ":9991") {
 					return
 				}
 				e.conn.Write([]byte("x"))
 				if strings.HasSuffix(c.name, "another address") {
-					return // nobody listens there
+					return // no socket at this address
 				}
 				canary.await(31)
 				if n := len(original.received()); n != 30 {
@@ -144,8 +143,8 @@ func addAddresses(t *testing.T, link string, addrs ...string) {
 	}
 }
 
-// checksummed has a device's sender compute checksums, which a veth leaves out: a
-// receiver that finds a wrong one drops the datagram.
+// checksummed makes a device compute checksums on transmit. A veth omits them by default. The receiver drops datagrams
+// with a wrong checksum.
 func checksummed(t *testing.T, ns *netns.Handle, link string) {
 	t.Helper()
 	err := ns.Do(func() error {
@@ -168,8 +167,8 @@ func checksummed(t *testing.T, ns *netns.Handle, link string) {
 	}
 }
 
-// A datagram in fragments is delivered, and counted as not copied: a copy would
-// share the original's identification.
+// TestCopyLeavesFragments: a fragmented datagram is delivered and counted as not copied. A copy would share the
+// original's identification.
 func TestCopyLeavesFragments(t *testing.T) {
 	ns := cable(t)
 	w, original, canary := copied(t, spec.EngineSkLookup, "udp4 0.0.0.0:9991", "udp4 0.0.0.0:9992")
@@ -184,7 +183,7 @@ func TestCopyLeavesFragments(t *testing.T) {
 	}
 }
 
-// What a host forwards is not its own, whatever its port.
+// TestCopyLeavesForwarded: forwarded datagrams are not copied.
 func TestCopyLeavesForwarded(t *testing.T) {
 	ns := cable(t)
 	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
@@ -217,8 +216,8 @@ func TestCopyLeavesForwarded(t *testing.T) {
 	gotExactly(t, "its copy", canary, sent)
 }
 
-// weir serve takes in devices that come later, and lets go of those that become
-// ports of a bridge, whose packets arrive at the bridge.
+// TestCopyFollowsDevices: weir serve adds new devices, and removes devices that become ports of a bridge. Their packets
+// arrive at the bridge.
 func TestCopyFollowsDevices(t *testing.T) {
 	w, original, canary := copied(t, spec.EngineSkLookup, "udp4 0.0.0.0:9991", "udp4 0.0.0.0:9992")
 	w.apply()
@@ -252,7 +251,7 @@ func TestCopyFollowsDevices(t *testing.T) {
 		t.Fatal(err)
 	}
 	deadline(t, func() bool { return !filter(collect.Attrs().Index) && filter(bridge.Attrs().Index) })
-	deadline(t, func() bool { // the address has moved: a neighbour entry may be stale, the port still learning
+	deadline(t, func() bool { // the address has moved: a neighbour entry may be stale, or the port still learning
 		exporters(t, ns, netip.MustParseAddr("10.1.0.2"), netip.MustParseAddrPort("10.1.0.1:9991"), 1, 100)
 		return nstest.Poll(100*time.Millisecond, func() error {
 			if len(original.received()) <= len(sent) {
@@ -264,7 +263,7 @@ func TestCopyFollowsDevices(t *testing.T) {
 	deadline(t, func() bool { return len(canary.received()) == len(original.received()) })
 }
 
-// What others have on a device stays, and what was made for the filter goes.
+// TestCopyLeavesNothing: foreign filters and qdiscs stay, and weir's are removed.
 func TestCopyLeavesNothing(t *testing.T) {
 	cable(t)
 	collect, err := netlink.LinkByName("collect0")
@@ -291,8 +290,8 @@ func TestCopyLeavesNothing(t *testing.T) {
 	}
 }
 
-// tcState is what the devices of this namespace have: those that tests make are 1
-// and 2, whatever their numbers.
+// tcState describes the qdiscs and filters of this namespace. The test's devices are named 1 and 2, regardless of their
+// index.
 func tcState(t *testing.T) string {
 	t.Helper()
 	links, err := netlink.LinkList()
@@ -325,14 +324,14 @@ func tcState(t *testing.T) string {
 	return strings.Join(out, ", ")
 }
 
-// Killed at any step of beginning to copy, of copying to another, or of ending it,
-// the next command finishes it, and nothing is left at the end.
+// TestCopyKilledAtEveryStep kills a command at every step while it starts, changes or ends a copy. The next command
+// completes it. Nothing remains at the end.
 func TestCopyKilledAtEveryStep(t *testing.T) {
 	cable(t)
 	w, _, _ := copied(t, spec.EngineSkLookup, "udp4 0.0.0.0:9991", "udp4 0.0.0.0:9992")
 	for _, c := range []struct{ name, from, to string }{{"begin", "", "canary"}, {"end", "canary", ""}} {
 		t.Run(c.name, func(t *testing.T) {
-			for step := rand.IntN(3 * stride()); ; step += 3 * stride() { // most steps are those of every change
+			for step := rand.IntN(3 * stride()); ; step += 3 * stride() { // most steps are common to all changes
 				w.cfg.Services[0].Copy = c.from
 				w.apply()
 				w.cfg.Services[0].Copy = c.to
@@ -358,7 +357,7 @@ func TestCopyKilledAtEveryStep(t *testing.T) {
 	}
 }
 
-// A copy that cannot be made is refused where it is written.
+// TestCopyConfig: an impossible copy is rejected in the configuration.
 func TestCopyConfig(t *testing.T) {
 	svc := func(name, copyTo, ns string, listen ...string) spec.Service {
 		s := spec.Service{Spec: service.Spec{Name: name, Netns: ns}, Options: spec.Options{Slots: 1, Copy: copyTo}}

@@ -23,15 +23,14 @@ import (
 	"github.com/weir-project/weir/kernel/probe"
 )
 
-// needExitHook skips where the kernel cannot tell of exits: a declared,
-// optional need.
+// needExitHook skips the test on kernels without the exit hook: a declared, optional need.
 func needExitHook(t testing.TB) {
 	if err := probe.ExitTracepoint.Check(); err != nil {
 		t.Skip("need: kernel", err)
 	}
 }
 
-// runChange applies a configuration and dies at the given step of it.
+// runChange applies a configuration and exits at the given step.
 func runChange(args []string) error {
 	var cfg spec.Config
 	data, err := os.ReadFile(args[2])
@@ -46,14 +45,14 @@ func runChange(args []string) error {
 	return err
 }
 
-// killedApply applies the world's configuration in a process that is killed
-// after so many steps; it says whether the process finished first.
+// killedApply applies the world's configuration in a process killed at the given step. It reports whether the process
+// finished first.
 func (w *world) killedApply(steps int) bool {
 	w.t.Helper()
 	return w.killedApplyAt(steps) == ""
 }
 
-// killedApplyAt is killedApply; it returns the name of the step, and "" where the process finished first.
+// killedApplyAt is killedApply, but returns the name of the step, or "" if the process finished first.
 func (w *world) killedApplyAt(steps int) string {
 	w.t.Helper()
 	if errs := w.cfg.Validate(); len(errs) > 0 {
@@ -70,13 +69,13 @@ func (w *world) killedApplyAt(steps int) string {
 	return kerneltest.Killed(w.t, nstest.Child("change", w.root.Path(), steps, file))
 }
 
-// traffic asks without pause until stopped and collects who answered whom.
+// traffic asks continuously until stopped and records the answers.
 type traffic struct {
 	stop chan struct{}
 	once sync.Once
 	wg   sync.WaitGroup
 	mu   sync.Mutex
-	seen map[string]map[string]int // source and protocol, to answer, to count
+	seen map[string]map[string]int // source and protocol to answer to count
 }
 
 func (w *world) startTraffic(sources int) *traffic {
@@ -108,8 +107,8 @@ func (w *world) startTraffic(sources int) *traffic {
 
 var sourcesN = sources
 
-// stride is from how many steps one is taken, another one in each run ([firstStep]):
-// all of them with WEIR_EVERY_STEP=1 (make test-every-step).
+// stride is the distance between tested steps. Each run starts at another one ([firstStep]). WEIR_EVERY_STEP=1 tests
+// all steps (make test-every-step).
 func stride() int {
 	groups := underTest == spec.EngineReuseport
 	switch {
@@ -123,7 +122,7 @@ func stride() int {
 	return nstest.Stride(2)
 }
 
-// firstStep is another one in every run, so that none is left out for good.
+// firstStep is random, so over many runs every step is tested.
 func firstStep() int { return rand.IntN(stride()) }
 
 func (tr *traffic) end() map[string]map[string]int {
@@ -132,8 +131,8 @@ func (tr *traffic) end() map[string]map[string]int {
 	return tr.seen
 }
 
-// Every change of a service, killed at every step under traffic: each packet
-// met the old state or the new one, and the next command recovers the rest.
+// TestApplyKilledAtEveryStep kills every change of a service at every step, under traffic. Each packet sees the old or
+// the new state, and the next command recovers the rest.
 func TestApplyKilledAtEveryStep(t *testing.T) { eachEngine(t, testApplyKilledAtEveryStep) }
 
 func testApplyKilledAtEveryStep(t *testing.T) {
@@ -191,7 +190,7 @@ func testApplyKilledAtEveryStep(t *testing.T) {
 	}
 }
 
-// expected is who should answer each source over each protocol now.
+// expected returns the expected answer for each source and protocol.
 func (w *world) expected(n int) map[string]string {
 	out := map[string]string{}
 	for _, p := range w.where(sources(n)...) {
@@ -206,8 +205,8 @@ func (w *world) expected(n int) map[string]string {
 	return out
 }
 
-// Publishing the first service, killed at every step: none of it or all of it
-// is there for traffic, and the next command finishes.
+// TestFirstApplyKilledAtEveryStep kills the publication of the first service at every step. Traffic sees none or all of
+// it, and the next command finishes.
 func TestFirstApplyKilledAtEveryStep(t *testing.T) { eachEngine(t, testFirstApplyKilledAtEveryStep) }
 
 func testFirstApplyKilledAtEveryStep(t *testing.T) {
@@ -216,7 +215,7 @@ func testFirstApplyKilledAtEveryStep(t *testing.T) {
 		w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 		w.member(0, a)
 		finished := w.killedApply(step)
-		for _, proto := range slots.Protocols { // not steered, steered, or steered and not admitted yet
+		for _, proto := range slots.Protocols { // not steered, steered, or not admitted yet
 			if got := ask(t, proto, sources(1)[0], loopback4); got != fmt.Sprint(a.pid()) && got != refused {
 				t.Errorf("step %d: %s is answered by %s", step, proto, got)
 			}
@@ -231,7 +230,7 @@ func testFirstApplyKilledAtEveryStep(t *testing.T) {
 	}
 }
 
-// Removing, killed at every step: the next command leaves nothing.
+// TestRemoveKilledAtEveryStep kills a removal at every step. The next command leaves nothing.
 func TestRemoveKilledAtEveryStep(t *testing.T) { eachEngine(t, testRemoveKilledAtEveryStep) }
 
 func testRemoveKilledAtEveryStep(t *testing.T) {
@@ -260,8 +259,7 @@ func testRemoveKilledAtEveryStep(t *testing.T) {
 	}
 }
 
-// A process that is killed while it holds the lock, over and over, beside one
-// that works: nothing corrupts.
+// TestTwoCommandsAtOnce repeatedly kills a process with the lock, beside a working one. Nothing is corrupted.
 func TestTwoCommandsAtOnce(t *testing.T) { eachEngine(t, testTwoCommandsAtOnce) }
 
 func testTwoCommandsAtOnce(t *testing.T) {

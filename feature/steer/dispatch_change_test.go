@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// many are n bindings that no test asks for, and one that is.
+// many returns n unused bindings and a used one.
 func many(t testing.TB, n int, name string) []bindings.Binding {
 	out := []bindings.Binding{binding(t, name+" tcp 127.20.0.0/16 80")}
 	for i := range n {
@@ -33,7 +33,7 @@ func many(t testing.TB, n int, name string) []bindings.Binding {
 	return out
 }
 
-// asker asks over TCP until it is told to stop, and counts the answers.
+// asker asks over TCP until stopped and counts the answers.
 func asker(t *testing.T, to string) (stop func() map[string]int) {
 	seen := map[string]int{}
 	end, done := make(chan struct{}), make(chan struct{})
@@ -55,8 +55,8 @@ func asker(t *testing.T, to string) (stop func() map[string]int) {
 	}
 }
 
-// Under traffic the bindings are replaced as a whole, and outgrow their maps, and the program is upgraded: every
-// connection reaches the service of the old or the new state, and none is refused.
+// TestDispatchReplaceAndGrow replaces all bindings, outgrows their maps and upgrades the program under traffic. Every
+// connection reaches the service of the old or the new state. None is refused.
 func TestDispatchReplaceAndGrow(t *testing.T) {
 	w := newDispatchWorld(t)
 	a, b := startSink(t, "tcp4=127.0.0.1:7041"), startSink(t, "tcp4=127.0.0.1:7042")
@@ -111,7 +111,7 @@ func TestDispatchReplaceAndGrow(t *testing.T) {
 	}
 }
 
-// runBind carries out a change of bindings and dies at the given step of it: ROOT STEP PID…
+// runBind changes bindings and exits at the given step: ROOT STEP PID…
 func runBind(args []string) error {
 	kerneltest.DieAtKind(args[1])
 	root := kernel.OpenRoot(args[0])
@@ -139,7 +139,7 @@ func runBind(args []string) error {
 	p := netip.MustParsePrefix("127.20.0.0/16")
 	q := netip.MustParsePrefix("127.20.128.0/17")
 	const tcp = unix.IPPROTO_TCP
-	if _, err := bindings.Bind(l, ns, bindings.Binding{Service: "b", Prefix: p, Port: 80, Proto: tcp}); err != nil { // it was a's
+	if _, err := bindings.Bind(l, ns, bindings.Binding{Service: "b", Prefix: p, Port: 80, Proto: tcp}); err != nil { // previously bound to a
 		return err
 	}
 	if _, err := bindings.Bind(l, ns, bindings.Binding{Service: "a", Prefix: q, Port: 80, Proto: tcp}); err != nil {
@@ -163,12 +163,12 @@ func runBind(args []string) error {
 	return err
 }
 
-// Every change, killed at any step under traffic: each connection reaches the service of the old or the new state,
-// and the next command finds bindings, counts and sockets that fit each other.
+// TestDispatchKilledAtEveryStep kills every change at any step under traffic. Each connection reaches the service of
+// the old or the new state. The next command finds consistent bindings, counts and sockets.
 func TestDispatchKilledAtEveryStep(t *testing.T) {
 	a, b := startSink(t, "tcp4=127.0.0.1:7051"), startSink(t, "tcp4=127.0.0.1:7052")
 	both := []string{fmt.Sprint(a.pid()), fmt.Sprint(b.pid())}
-	const every = 2 // of the steps, other ones in every run: each takes several loads of the largest program
+	const every = 2 // fraction of the steps, others in every run: each loads the largest program several times
 	for step := rand.IntN(every * stride()); ; step += every * stride() {
 		w := newDispatchWorld(t)
 		w.register("a", a, "tcp 127.0.0.1:7051")
@@ -194,7 +194,7 @@ func TestDispatchKilledAtEveryStep(t *testing.T) {
 	}
 }
 
-// checkDispatch has the next command come, and compares what it finds.
+// checkDispatch runs the recovery of the next command and compares the result.
 func (w *world) checkDispatch(step int) {
 	w.t.Helper()
 	w.locked(engine.Recover)
@@ -219,7 +219,7 @@ func (w *world) checkDispatch(step int) {
 	}
 }
 
-// Two commands at once wait for one another.
+// TestDispatchAtOnce: two concurrent commands wait for each other.
 func TestDispatchAtOnce(t *testing.T) {
 	w := newDispatchWorld(t)
 	w.bind("a tcp 127.20.0.0/16 1")

@@ -29,7 +29,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// here is the namespace of the tests.
+// here returns the namespace of the tests.
 func here(t testing.TB) *netns.Handle {
 	t.Helper()
 	ns, err := netns.Current()
@@ -40,7 +40,7 @@ func here(t testing.TB) *netns.Handle {
 	return ns
 }
 
-// newDispatchWorld is a world without a service of a configuration.
+// newDispatchWorld returns a world without configured services.
 func newDispatchWorld(t testing.TB) *world {
 	w := newWorld(t, spec.Options{Slots: 1})
 	w.cfg.Services = nil
@@ -107,7 +107,7 @@ func (w *world) named() map[string]bindings.Named {
 	return out
 }
 
-// reached compares who answers over TCP.
+// reached checks the process that answers over TCP.
 func (w *world) reached(want map[string]*sink) {
 	w.t.Helper()
 	for to, s := range want {
@@ -126,7 +126,7 @@ func (w *world) reached(want map[string]*sink) {
 	}
 }
 
-// localRoute has all addresses of a prefix be this host's.
+// localRoute makes all addresses of a prefix local.
 func localRoute(t testing.TB, prefix string) {
 	t.Helper()
 	lo, err := netlink.LinkByName("lo")
@@ -141,13 +141,13 @@ func localRoute(t testing.TB, prefix string) {
 	}
 }
 
-// The longest prefix that is bound for the protocol and port decides; the port goes before every port.
+// TestDispatch: the longest prefix for the protocol and port decides, and that a port wins over every port.
 func TestDispatch(t *testing.T) {
 	w := newDispatchWorld(t)
 	localRoute(t, "fd00:5::/64")
 	a, b, c := startSink(t, "tcp4=127.0.0.1:7001", "udp4=127.0.0.1:7001"), startSink(t, "tcp4=127.0.0.1:7002"), startSink(t, "tcp6=[::1]:7003")
 	w.bind("a tcp 127.20.0.0/16 80")
-	w.reached(map[string]*sink{"127.20.0.1:80": nil}) // bound, and nobody is there
+	w.reached(map[string]*sink{"127.20.0.1:80": nil}) // bound, but no socket is registered
 	if got := w.register("a", a, "tcp 127.0.0.1:7001"); !slices.Equal(got, []string{"tcp4"}) {
 		t.Errorf("registered for %v", got)
 	}
@@ -155,15 +155,15 @@ func TestDispatch(t *testing.T) {
 	w.register("c", c, "tcp [::1]:7003")
 	w.reached(map[string]*sink{"127.20.0.1:80": a, "127.20.0.1:81": nil, "127.21.0.1:80": nil, "127.0.0.1:7001": a})
 	w.bind("b tcp 127.20.7.0/24 0")
-	w.bind("b udp 127.20.9.0/24 80") // another protocol hides nothing
-	w.bind("b tcp 127.20.9.0/24 81") // nor another port
+	w.bind("b udp 127.20.9.0/24 80") // another protocol has no effect
+	w.bind("b tcp 127.20.9.0/24 81") // another port has no effect
 	w.bind("a tcp 127.20.7.0/24 443")
 	w.bind("c tcp fd00:5::/64 0")
 	w.reached(map[string]*sink{"127.20.0.1:80": a, "127.20.7.1:80": b, "127.20.7.1:8080": b, "127.20.7.1:443": a, "127.20.9.1:80": a,
 		"127.20.9.1:81": b, "[fd00:5::7]:1": c, "[fd00:5::ffff]:65535": c, "127.20.7.1:7001": b})
 	w.unbind("b tcp 127.20.7.0/24 0")
 	w.reached(map[string]*sink{"127.20.7.1:80": a, "127.20.7.1:443": a, "127.20.7.1:8080": nil})
-	w.bind("b tcp 127.20.0.0/16 80") // moves it
+	w.bind("b tcp 127.20.0.0/16 80") // moves the binding
 	w.reached(map[string]*sink{"127.20.0.1:80": b, "127.20.7.1:443": a})
 	b.kill()
 	w.reached(map[string]*sink{"127.20.0.1:80": nil, "127.20.7.1:443": a})
@@ -178,7 +178,7 @@ func TestDispatch(t *testing.T) {
 	w.reached(map[string]*sink{"127.20.0.1:80": nil}) // until it is registered
 	w.register("b", b, "tcp 127.0.0.1:7002")
 	w.reached(map[string]*sink{"127.20.0.1:80": b})
-	// UDP: the answer comes from another address, so who counted it decides.
+	// UDP answers come from another address, so compare the counters.
 	w.register("a", a, "udp 127.0.0.1:7001")
 	w.bind("a udp 127.30.0.0/16 53")
 	before := w.named()["a"].Steered
@@ -203,14 +203,15 @@ func TestDispatch(t *testing.T) {
 	for _, name := range []string{"a", "b", "c"} {
 		w.unregister(name)
 	}
-	// With the last of them the program goes, and everything is the kernel's own again.
+	// With the last binding the program is removed, and the kernel chooses again.
 	if all, err := w.root.Instances(spec.Name); err != nil || len(all) != 0 {
 		t.Errorf("left: %v %v", all, err)
 	}
 	w.reached(map[string]*sink{"127.20.0.1:80": nil, "127.0.0.1:7001": a})
 }
 
-// A dual-stack socket serves both families, unless another one serves IPv4; v4-mapped prefixes are IPv4.
+// TestDispatchDualStack: a dual-stack socket serves both families, unless an IPv4 socket is registered. v4-mapped
+// prefixes are IPv4.
 func TestDispatchDualStack(t *testing.T) {
 	w := newDispatchWorld(t)
 	localRoute(t, "fd00:5::/64")
@@ -224,7 +225,7 @@ func TestDispatchDualStack(t *testing.T) {
 	w.reached(both)
 	w.register("x", four, "tcp 127.0.0.1:7012")
 	w.reached(map[string]*sink{"127.20.0.1:80": four, "[fd00:5::1]:80": dual})
-	w.register("x", dual, "tcp [::]:7011") // again: IPv4 stays with the one that is for it alone
+	w.register("x", dual, "tcp [::]:7011") // registered again: IPv4 stays with the IPv4 socket
 	w.reached(map[string]*sink{"127.20.0.1:80": four, "[fd00:5::1]:80": dual})
 	w.register("x", six, "tcp [::1]:7013")
 	w.reached(map[string]*sink{"127.20.0.1:80": four, "[fd00:5::1]:80": six})
@@ -232,7 +233,7 @@ func TestDispatchDualStack(t *testing.T) {
 	w.reached(map[string]*sink{"127.20.0.1:80": nil, "[fd00:5::1]:80": six})
 }
 
-// Bindings lead to a service of the configuration and its slots, and stay through its changes.
+// TestDispatchToSlots checks bindings to the slots of a configured service. They stay when the service changes.
 func TestDispatchToSlots(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
@@ -254,7 +255,7 @@ func TestDispatchToSlots(t *testing.T) {
 	}
 	check(names(a, b))
 	w.check(src, loopback4, names(a, b))
-	// What a service listens to is its own; a longer prefix is not.
+	// A service's listen wins over a binding of the same length, but not over a longer one.
 	w.register("o", other, "tcp 127.0.0.1:7021")
 	w.bind("o tcp 0.0.0.0/0 0")
 	w.bind("o tcp 127.40.0.0/16 0")
@@ -277,12 +278,12 @@ func TestDispatchToSlots(t *testing.T) {
 	scope := record.Scope(here(t))
 	for _, on := range []bool{true, false} {
 		w.locked(func(l *kernel.WriteLock) error { _, err := engine.Bypass(l, scope, "svc", on); return err })
-		if on { // the kernel's own choice: nobody listens there
+		if on { // the kernel's own choice: no socket listens there
 			check(func(state.Assignment) string { return refused })
 		}
 	}
 	check(names(a, nil))
-	// Without the service its bindings stay, and reject; back, they lead to it again.
+	// Without the service its bindings stay and reject. When it returns, they lead to it again.
 	svc := w.cfg.Services
 	w.cfg.Services = nil
 	w.apply()
@@ -293,10 +294,10 @@ func TestDispatchToSlots(t *testing.T) {
 	check(names(a, nil))
 }
 
-// A group of sockets that has a selector of its own keeps it.
+// TestDispatchKeepsSelector: a reuseport group keeps its own program.
 func TestDispatchKeepsSelector(t *testing.T) {
 	w := newDispatchWorld(t)
-	// Both sinks share a port; the program of their group always chooses the second socket.
+	// Both sinks share a port. Their group's program always selects the second socket.
 	a := startSink(t, "tcp4=127.0.0.1:7031")
 	b := startSink(t, "tcp4=127.0.0.1:7031")
 	w.register("g", a, "tcp 127.0.0.1:7031")
@@ -371,7 +372,7 @@ func TestRegisterRefuses(t *testing.T) {
 	}
 }
 
-// Explain and status tell of bindings what the program does.
+// TestDispatchExplained compares explain and status with the program.
 func TestDispatchExplained(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 1}, "tcp 0.0.0.0:9991")
 	a, b := startSink(t, "tcp4=0.0.0.0:9991"), startSink(t, "tcp4=127.0.0.1:7061")

@@ -24,7 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// runReader answers datagrams to an address from a thread that waits in recvfrom, as collectors in C do.
+// runReader answers datagrams to an address from a thread blocked in recvfrom, like collectors in C.
 func runReader(f []string) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -52,13 +52,13 @@ func startReader(t *testing.T, at string) *sink {
 	return &sink{Process: nstest.StartReady(t, nstest.Child("reader", at))}
 }
 
-// tryApply is apply that may fail.
+// tryApply is apply, but returns the error.
 func (w *world) tryApply() error {
 	_, err := featuretest.Apply(context.Background(), w.root, Feature{}, w.cfg)
 	return err
 }
 
-// readers is a service of engine sk_lookup that two blocked readers serve.
+// readers returns a service of engine sk_lookup with two blocked readers.
 func readers(t *testing.T) (w *world, check func(engine spec.Engine, seed uint32)) {
 	w = newWorld(t, spec.Options{Slots: 2, Engine: spec.EngineSkLookup}, "udp 0.0.0.0:9991")
 	a, b := startReader(t, "0.0.0.0:9991"), startReader(t, "0.0.0.0:9991")
@@ -79,12 +79,12 @@ func readers(t *testing.T) (w *world, check func(engine spec.Engine, seed uint32
 	}
 }
 
-// Readers that wait in recvfrom keep their sockets in the socket map: the engine cannot change, and the service is what it
-// was. It changes once datagrams arrive.
+// TestEngineChangeWithBlockedReaders: blocked readers prevent a change of engine and the service stays unchanged. The
+// change succeeds when datagrams arrive.
 func TestEngineChangeWithBlockedReaders(t *testing.T) {
 	w, check := readers(t)
 	seed := w.state().Seed
-	check(spec.EngineSkLookup, seed) // now the map's own receive function has them waiting
+	check(spec.EngineSkLookup, seed) // makes the readers wait in the map's receive function
 	w.cfg.Services[0].Engine = spec.EngineReuseport
 	if err := w.tryApply(); !errors.Is(err, errReader) {
 		t.Fatalf("applied, and the error is %v", err)
@@ -121,7 +121,8 @@ func TestEngineChangeWithBlockedReaders(t *testing.T) {
 	}
 }
 
-// Failing at any step, a change of engine leaves the service in the former one, with its members and its seed.
+// TestEngineChangeFailsAtEveryStep fails a change of engine at any step. The service stays in the previous engine, with
+// members and seed.
 func TestEngineChangeFailsAtEveryStep(t *testing.T) {
 	for _, to := range record.Engines {
 		t.Run("to "+string(to), func(t *testing.T) {
@@ -175,8 +176,8 @@ func TestEngineChangeFailsAtEveryStep(t *testing.T) {
 	}
 }
 
-// Killed at any step, a change of engine leaves a service that the next command completes: in one of the engines, with its
-// seed, its members, those that registered themselves among them, and its on_empty.
+// TestEngineChangeKilledAtEveryStep kills a change of engine at any step. The next command completes the service in one
+// of the engines, with its seed, on_empty and all members, including self-registered ones.
 func TestEngineChangeKilledAtEveryStep(t *testing.T) {
 	for _, to := range record.Engines {
 		t.Run("to "+string(to), func(t *testing.T) {
@@ -218,8 +219,8 @@ func TestEngineChangeKilledAtEveryStep(t *testing.T) {
 	}
 }
 
-// Killed while it leaves a reuseport group, a change of engine leaves members that the next command puts into the group
-// again: the group has its program, and the holder its socket.
+// TestEngineChangeKilledWhileLeaving kills a change of engine while it leaves a reuseport group. The next command
+// restores the members, the program and the holder's socket of the group.
 func TestEngineChangeKilledWhileLeaving(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 2, Engine: spec.EngineReuseport}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
@@ -253,7 +254,7 @@ func TestEngineChangeKilledWhileLeaving(t *testing.T) {
 	w.check(sources(8), loopback4, names(a, b))
 }
 
-// leaving are the groups that a command began to leave.
+// leaving returns the groups marked as leaving.
 func (w *world) leaving() map[string]uint32 {
 	w.t.Helper()
 	out := map[string]uint32{}

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// found are the texts of what doctor would say about the world.
+// found returns doctor's findings about the world.
 func (w *world) found() string {
 	w.t.Helper()
 	findings, err := examine(w.t.Context(), w.root)
@@ -51,8 +51,8 @@ func TestExamineOneSource(t *testing.T) {
 	}
 }
 
-// A service in a namespace of its own, found through its member's process, and
-// what stands in front of it.
+// TestExamineProxyAndNAT examines a service in another namespace, found through its member's process, behind a proxy
+// and NAT.
 func TestExamineProxyAndNAT(t *testing.T) {
 	ns, err := netns.Create("behind")
 	if err != nil {
@@ -91,7 +91,7 @@ func TestExamineProxyAndNAT(t *testing.T) {
 	}
 }
 
-// masqueradeInput adds a rule that rewrites the source of what comes in.
+// masqueradeInput adds a rule that rewrites the source of incoming packets.
 func masqueradeInput() error {
 	c, err := nftables.New()
 	if err != nil {
@@ -106,8 +106,7 @@ func masqueradeInput() error {
 	return c.Flush()
 }
 
-// Pins of a namespace that is gone are cleared by the next command, although
-// its number may belong to another by then.
+// TestStaleNamespace: the next command removes the pins of a removed namespace, even if its number is reused.
 func TestStaleNamespace(t *testing.T) {
 	ns, err := netns.Create("gone")
 	if err != nil {
@@ -122,7 +121,7 @@ func TestStaleNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.cfg.Services[0].Netns = ""
-	deadline(t, func() bool { // the kernel takes namespaces down a little later
+	deadline(t, func() bool { // the kernel removes namespaces asynchronously
 		w.locked(engine.CleanStale)
 		all, err := w.root.Instances(spec.Name)
 		return err == nil && len(all) == 0
@@ -133,7 +132,7 @@ func TestStaleNamespace(t *testing.T) {
 	}
 }
 
-// A file of devices that does not parse, and listens to which the host delivers nothing.
+// TestExamineDevicesAndListens examines an invalid devices file, and listens without a local address.
 func TestExamineDevicesAndListens(t *testing.T) {
 	ns, err := netns.Create("far")
 	if err != nil {

@@ -25,8 +25,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// explanations collects texts for a golden file, with the numbers that differ
-// from run to run left out.
+// explanations collects texts for a golden file, without numbers that vary between runs.
 type explanations struct {
 	w    *world
 	text string
@@ -82,7 +81,7 @@ func (e *explanations) compare(file string) {
 func TestExplain(t *testing.T) { eachEngine(t, testExplain) }
 
 func testExplain(t *testing.T) {
-	needExitHook(t) // else the dead member's reason is another
+	needExitHook(t) // without it, the dead member has another reason
 	seed := uint32(7)
 	w, sinks := collectors(t, spec.Options{Slots: 3, Seed: &seed})
 	e := &explanations{w: w}
@@ -148,8 +147,7 @@ func TestExplainPolicies(t *testing.T) {
 	e.compare("testdata/explain-policies.golden")
 }
 
-// A program of somebody else's at the same hook, and one that is bound to the
-// very flow.
+// TestExplainForeign explains packets beside a foreign program at the same hook and a socket connected to the flow.
 func TestExplainForeign(t *testing.T) {
 	seed := uint32(7)
 	w, _ := collectors(t, spec.Options{Slots: 1, Engine: spec.EngineSkLookup, Seed: &seed})

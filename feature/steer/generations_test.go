@@ -27,7 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// caller is a UDP peer: it asks from one address and port.
+// caller is a UDP peer: it sends from one address and port.
 type caller struct {
 	t testing.TB
 	c *net.UDPConn
@@ -43,7 +43,7 @@ func call(t testing.TB, from netip.Addr, to netip.AddrPort) *caller {
 	return &caller{t, c}
 }
 
-// asks returns who answers.
+// asks returns the process that answers.
 func (c *caller) asks() string {
 	c.t.Helper()
 	b := make([]byte, 64)
@@ -76,7 +76,7 @@ func callers(t testing.TB, n int, to netip.AddrPort) (out []*caller) {
 	return out
 }
 
-// generational is a world of one slot whose members have generations.
+// generational returns a world of one slot with generations.
 func generational(t testing.TB, idle, deadline time.Duration, listen ...string) *world {
 	t.Helper()
 	if len(listen) == 0 {
@@ -92,7 +92,7 @@ func pair(t testing.TB) (a, b *sink) {
 
 func (w *world) draining() *slots.Draining { return w.state().Slots[0].Draining }
 
-// Known peers stay with the old member, all else is the new one's, also TCP.
+// TestGenerations: known peers stay with the old member. All other traffic goes to the new one, including TCP.
 func TestGenerations(t *testing.T) {
 	w := generational(t, time.Minute, time.Hour)
 	a, b := pair(t)
@@ -108,7 +108,7 @@ func TestGenerations(t *testing.T) {
 	if d := st.Draining; d == nil || d.PID != a.pid() || d.Peers != len(known) || st.PID != b.pid() || !st.Admitted() {
 		t.Fatalf("after the change: %+v, draining %+v", st, d)
 	}
-	fresh := callers(t, 5, loopback4) // the same addresses, other ports
+	fresh := callers(t, 5, loopback4) // the same addresses with other ports
 	for range 3 {
 		for i := range known {
 			known[i].wants(a, "a known peer")
@@ -133,7 +133,7 @@ func TestGenerations(t *testing.T) {
 			t.Errorf("explained %+v, %v; want process %d", x, err, pid)
 		}
 	}
-	// A new program for the same maps, as of an update of weir: it goes on.
+	// A new program over the same maps, as after an upgrade of weir, continues.
 	w.locked(func(l lock) error { return upgrade(l, w.state().Scope(), spec.EngineSkLookup) })
 	for i := range known {
 		known[i].wants(a, "a known peer, after an upgrade of weir")
@@ -146,7 +146,7 @@ func TestGenerations(t *testing.T) {
 	if d := w.draining(); d != nil {
 		t.Errorf("a dead process drains: %+v", d)
 	}
-	// And back: the rows are used in turn.
+	// And back: the rows alternate.
 	c := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	w.member(0, c)
 	w.apply()
@@ -172,8 +172,8 @@ func TestGenerationsV6(t *testing.T) {
 	call(t, netip.MustParseAddr("::1"), at).wants(two, "a new peer")
 }
 
-// judgeable has a test tried anew, with what it needs, until it says that it could judge: a machine that stands still for
-// longer than the test's times makes peers silent that are not, and has deadlines pass.
+// judgeable repeats a test until it reports a valid run. A stall of the machine can silence peers and let deadlines
+// pass.
 func judgeable(t *testing.T, try func() (judged bool)) {
 	t.Helper()
 	for range 10 {
@@ -184,7 +184,7 @@ func judgeable(t *testing.T, try func() (judged bool)) {
 	t.Fatal("the machine stands still all the time: nothing can be judged")
 }
 
-// A peer that is silent for longer than idle is a new one; one that is not, stays.
+// TestGenerationIdle: a peer silent for longer than idle is new, and any other peer stays.
 func TestGenerationIdle(t *testing.T) {
 	const idle = 2 * time.Second
 	judgeable(t, func() bool {
@@ -223,7 +223,7 @@ func TestGenerationIdle(t *testing.T) {
 	})
 }
 
-// The deadline ends it for who is never silent, with nobody of weir's running.
+// TestGenerationDeadline: the deadline moves active peers without any process of weir.
 func TestGenerationDeadline(t *testing.T) {
 	const deadline = 3 * time.Second
 	judgeable(t, func() bool {
@@ -245,7 +245,7 @@ func TestGenerationDeadline(t *testing.T) {
 			if time.Since(last) > deadline {
 				return false // it may have been silent for too long
 			}
-			if time.Until(until) < 20*time.Millisecond { // the answer may be of after the deadline
+			if time.Until(until) < 20*time.Millisecond { // the answer may come after the deadline
 				break
 			}
 			if judged++; got != fmt.Sprint(a.pid()) {
@@ -266,7 +266,7 @@ func TestGenerationDeadline(t *testing.T) {
 	})
 }
 
-// There are two generations at a time, and the third waits for the first.
+// TestThreeGenerations: a third generation waits for the end of the first.
 func TestThreeGenerations(t *testing.T) {
 	w := generational(t, time.Minute, time.Hour)
 	a, b := pair(t)
@@ -294,8 +294,8 @@ func TestThreeGenerations(t *testing.T) {
 	call(t, sources(1)[0], loopback4).wants(third, "a new peer")
 }
 
-// A new member that dies costs nothing while the one before lives: the program gives
-// that its packets, and who looks gives it the slot back.
+// TestGenerationFallsBack: a dead new member loses no packet while the previous one runs. The program sends that one
+// the packets, and the next search returns the slot to it.
 func TestGenerationFallsBack(t *testing.T) {
 	needExitHook(t)
 	w := generational(t, time.Minute, time.Hour)
@@ -327,7 +327,7 @@ func TestGenerationFallsBack(t *testing.T) {
 	}
 }
 
-// Withdrawn is withdrawn: the old generation gets nothing either.
+// TestGenerationWithdrawn: the old generation of a withdrawn slot gets nothing either.
 func TestGenerationWithdrawn(t *testing.T) {
 	w := generational(t, time.Minute, time.Hour)
 	a, b := pair(t)
@@ -347,7 +347,7 @@ func TestGenerationWithdrawn(t *testing.T) {
 	c.wants(b, "registered again")
 }
 
-// weir serve notices that the pidfile names another process.
+// TestWatcherSeesNextGeneration: weir serve notices a new process in the pidfile.
 func TestWatcherSeesNextGeneration(t *testing.T) {
 	w := generational(t, time.Minute, time.Hour)
 	write := w.byPIDFile(0)
@@ -366,7 +366,7 @@ func TestWatcherSeesNextGeneration(t *testing.T) {
 	}
 }
 
-// stopped says whether every thread of a process is: the last may still take a connection.
+// stopped reports whether every thread of a process is stopped. A running thread may still accept a connection.
 func stopped(t testing.TB, pid int) bool {
 	t.Helper()
 	stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
@@ -381,8 +381,8 @@ func stopped(t testing.TB, pid int) bool {
 	return true
 }
 
-// The next process of a cgroup is its next generation, and the old one, which stays there,
-// is not taken for the one after.
+// TestNextGenerationInCgroup: the next process of a cgroup is its next generation. The old process stays in the cgroup
+// and is not taken for a new one.
 func TestNextGenerationInCgroup(t *testing.T) {
 	w := generational(t, 500*time.Millisecond, 2*time.Second)
 	group := newCgroup(t)
@@ -408,7 +408,7 @@ func TestNextGenerationInCgroup(t *testing.T) {
 	w.admitted(0, third.pid())
 }
 
-// queue stops a member of slot 0 and has connections wait in its listener's queue; who answers each comes at the end.
+// queue stops a member of slot 0 and fills its listener's queue. It returns the answering processes at the end.
 func (w *world) queue(a *sink, queued int) <-chan string {
 	t := w.t
 	a.Signal(unix.SIGSTOP)
@@ -427,7 +427,7 @@ func (w *world) queue(a *sink, queued int) <-chan string {
 	return got
 }
 
-// Connections that wait in the old listener's queue are accepted before it is ended.
+// TestRetireWaitsForQueue: connections in the old listener's queue are accepted before it ends.
 func TestRetireWaitsForQueue(t *testing.T) {
 	w := generational(t, time.Second, time.Minute)
 	a, b := pair(t)
@@ -467,14 +467,14 @@ func TestRetireWaitsForQueue(t *testing.T) {
 	}
 }
 
-// said is a log that tells that something was said.
+// said is a log that signals any message.
 type said chan struct{}
 
 func (s said) Info(string, ...any) { templates.Notify(s) }
 
 func (s said) Warn(string, ...any) { templates.Notify(s) }
 
-// The first generation is ended also when a third one comes while it has a session left.
+// TestRetireGoesOn: the first generation still ends if a third one arrives while it has a session.
 func TestRetireGoesOn(t *testing.T) {
 	w := generational(t, 200*time.Millisecond, time.Minute)
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4~=0.0.0.0:9991")
@@ -493,7 +493,7 @@ func TestRetireGoesOn(t *testing.T) {
 	go func() {
 		done <- daemon.Retirement{Slot: w.slot(0), Signal: unix.SIGKILL, Log: begun}.Run(context.Background(), w.root)
 	}()
-	<-begun // who it is that is ended
+	<-begun // the process to end is known
 	third := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	w.member(0, third)
 	w.apply()
@@ -515,8 +515,8 @@ func TestRetireGoesOn(t *testing.T) {
 	}
 }
 
-// An old process that is killed with connections in its queue loses them, unless the kernel moves them to the
-// new one's: both are in one reuseport group (tcp_migrate_req, Linux 5.14).
+// TestKilledWithQueue kills an old process with connections in its queue. They are lost, unless the kernel moves them
+// to the new process of the same reuseport group (tcp_migrate_req, Linux 5.14).
 func TestKilledWithQueue(t *testing.T) {
 	const knob = "/proc/sys/net/ipv4/tcp_migrate_req"
 	for _, migrate := range []string{"0", "1"} {
@@ -546,8 +546,7 @@ func TestKilledWithQueue(t *testing.T) {
 	}
 }
 
-// A retirement waits for TCP sessions and for UDP peers, and ends what is left at the
-// deadline.
+// TestRetireWaitsForPeers: a retirement waits for TCP sessions and UDP peers, and ends the rest at the deadline.
 func TestRetireWaitsForPeers(t *testing.T) {
 	const deadline = 4 * time.Second
 	w := generational(t, 500*time.Millisecond, deadline)
@@ -574,10 +573,10 @@ func TestRetireWaitsForPeers(t *testing.T) {
 		t.Errorf("it ended %s before the deadline, though a session is left; the process runs: %v", until.Sub(now), slots.Running(a.pid()))
 	}
 	session.Close()
-	w.locked(func(l lock) error { return engine.Withdraw(l, w.slot(0)) }) // what was before is forgotten
+	w.locked(func(l lock) error { return engine.Withdraw(l, w.slot(0)) }) // forgets the predecessor
 }
 
-// A session of the generation before is where it belongs: no reset that the change makes due meets it.
+// TestGenerationSessionsAreNotReset: the change resets no session of the previous generation.
 func TestGenerationSessionsAreNotReset(t *testing.T) {
 	needDestroy(t)
 	w := generational(t, time.Minute, time.Hour)
@@ -605,8 +604,8 @@ func TestGenerationSessionsAreNotReset(t *testing.T) {
 	a.kill()
 }
 
-// The change to the next generation, killed at every step under traffic: known peers
-// and new ones are answered all the time, by one or the other.
+// TestGenerationKilledAtEveryStep kills the change of generations at every step, under traffic. One of the two answers
+// every known and new peer at all times.
 func TestGenerationKilledAtEveryStep(t *testing.T) {
 	for step := firstStep(); ; step += stride() {
 		w := generational(t, time.Minute, time.Hour)
@@ -652,7 +651,7 @@ func TestGenerationKilledAtEveryStep(t *testing.T) {
 	}
 }
 
-// A service gets generations by an apply, loses them by another one, and goes on.
+// TestGenerationsComeAndGo adds and removes generations of a running service.
 func TestGenerationsComeAndGo(t *testing.T) {
 	w, a, b := twoMembers(t)
 	w.checkAnswers(sources(8), a, b)
@@ -671,13 +670,14 @@ func TestGenerationsComeAndGo(t *testing.T) {
 	w.apply()
 	known.wants(a, "a known peer")
 	call(t, was[i].Address, loopback4).wants(next, "a new peer")
-	// And without them again.
+	// And without generations again.
 	w.cfg.Services[0].Generations = nil
 	w.apply()
 	known.wants(next, "no generations any more")
 }
 
-// weir steer run --replace: the new daemon beside the old, which is ended when it is drained.
+// TestSuperviseReplaces runs weir steer run --replace: the new daemon runs beside the old one, which ends after its
+// drain.
 func TestSuperviseReplaces(t *testing.T) {
 	const idle = 3 * time.Second
 	judgeable(t, func() bool {
@@ -709,7 +709,7 @@ func TestSuperviseReplaces(t *testing.T) {
 		if silent {
 			return false // it may have been silent for too long
 		}
-		first.ends(128 + int(unix.SIGTERM)) // silent for so long
+		first.ends(128 + int(unix.SIGTERM)) // silent for idle
 		if got := known.asks(); got != fmt.Sprint(b) {
 			t.Errorf("answered by %s, want %d", got, b)
 		}

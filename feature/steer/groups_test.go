@@ -31,13 +31,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// grouped is a service of engine sk_reuseport.
+// grouped returns a service of engine sk_reuseport.
 func grouped(t *testing.T, o spec.Options) *world {
 	o.Engine = spec.EngineReuseport
 	return newWorld(t, o, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 }
 
-// theHolder is the process that holds the groups of the test's namespace.
+// theHolder returns the socket holder of the test's namespace.
 func theHolder(t *testing.T, w *world) int {
 	t.Helper()
 	var h engine.SocketHolderProcess
@@ -61,7 +61,8 @@ func findings(t *testing.T, w *world) string {
 	return fmt.Sprint(all)
 }
 
-// A service that gets another listen keeps its holder, which moves the sockets that it has to their new places.
+// TestHolderFollowsAnotherListen: a service with an additional listen keeps its holder. The holder moves its sockets to
+// their new indexes.
 func TestHolderFollowsAnotherListen(t *testing.T) {
 	w := grouped(t, spec.Options{Slots: 1})
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991", "udp4=0.0.0.0:9992")
@@ -78,8 +79,7 @@ func TestHolderFollowsAnotherListen(t *testing.T) {
 	}
 }
 
-// The holder may be killed: nothing changes while members live, status tells,
-// and apply starts it again.
+// TestHolderKilled kills the holder. Running members are not affected, status reports it, and apply restarts it.
 func TestHolderKilled(t *testing.T) {
 	w := grouped(t, spec.Options{Slots: 2})
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
@@ -98,13 +98,13 @@ func TestHolderKilled(t *testing.T) {
 	a.kill()
 	b.kill()
 	a = startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
-	w.check(sources(20), loopback4, names(nil, nil)) // the group and its program lived on
+	w.check(sources(20), loopback4, names(nil, nil)) // the group and its program still exist
 	w.member(0, a)
 	w.apply()
 	w.check(sources(20), loopback4, names(a, nil))
 }
 
-// A holder outlives the time in which its engine cannot be read.
+// TestHolderOfUnreadableEngine: a holder stays while its engine is unreadable.
 func TestHolderOfUnreadableEngine(t *testing.T) {
 	w := grouped(t, spec.Options{Slots: 1, OnEmpty: spec.Drop})
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
@@ -118,7 +118,7 @@ func TestHolderOfUnreadableEngine(t *testing.T) {
 	defer p.Close()
 	stays := func() {
 		t.Helper()
-		if err := syscall.Kill(pid, syscall.SIGHUP); err != nil { // it looks at once, and not only each five seconds
+		if err := syscall.Kill(pid, syscall.SIGHUP); err != nil { // triggers a check at once, instead of every 5 s
 			t.Fatal(err)
 		}
 		nstest.Steadily(t, time.Second, func() error {
@@ -140,13 +140,13 @@ func TestHolderOfUnreadableEngine(t *testing.T) {
 	}
 }
 
-// unpin takes the pin of a map away; back pins it again.
+// unpin removes the pin of a map; back pins it again.
 func (w *world) unpin(i kernel.Instance, pin string) (back func()) {
 	w.t.Helper()
 	path := filepath.Join(w.root.Path(), i.Scope, i.Feature, i.Name, pin)
 	m, err := ebpf.LoadPinnedMap(path, nil)
 	if err == nil {
-		err = m.Unpin() // which lets m be pinned there again
+		err = m.Unpin() // allows m to be pinned there again
 	}
 	if err != nil {
 		w.t.Fatal(err)
@@ -159,7 +159,7 @@ func (w *world) unpin(i kernel.Instance, pin string) (back func()) {
 	}
 }
 
-// With the last service everything goes: the holder too, and the kernel chooses.
+// TestGroupsLeaveNothing removes the last service: the holder exits and the kernel chooses.
 func TestGroupsLeaveNothing(t *testing.T) {
 	w := grouped(t, spec.Options{Slots: 1})
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
@@ -188,7 +188,7 @@ func needGroupPrograms(t *testing.T) {
 	}
 }
 
-// A daemon that does not share its port cannot be in a group: the reason is told.
+// TestNotShared checks the reason for a daemon that does not share its port: it cannot join a group.
 func TestNotShared(t *testing.T) {
 	w := grouped(t, spec.Options{Slots: 1})
 	w.member(0, startSink(t, "udp4!=0.0.0.0:9991", "tcp4!=0.0.0.0:9991"))
@@ -209,7 +209,7 @@ func registerNow(w *world, slot int) (changed bool, err error) {
 	return changed, err
 }
 
-// Members whose sockets are cut differently would each get a part of the traffic.
+// TestMembersAlike rejects members with differently bound sockets. Each would get a part of the traffic.
 func TestMembersAlike(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 2, Engine: spec.EngineReuseport}, "udp :9991")
 	w.member(0, startSink(t, "udp4=0.0.0.0:9991", "udp6=[::]:9991"))
@@ -223,7 +223,7 @@ func TestMembersAlike(t *testing.T) {
 	}
 }
 
-// foreign attaches a program of somebody else's to a sink's UDP group.
+// foreign attaches a foreign program to a sink's UDP group.
 func foreign(t *testing.T) {
 	t.Helper()
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "balancer", Type: ebpf.SkReuseport, License: "GPL",
@@ -268,13 +268,13 @@ func TestForeignProgram(t *testing.T) {
 	if text := findings(t, w); strings.Contains(text, "not weir's program") {
 		t.Errorf("findings %s", text)
 	}
-	foreign(t) // and once more, behind weir's back
+	foreign(t) // again, without weir's knowledge
 	if text := findings(t, w); !strings.Contains(text, "not weir's program") {
 		t.Errorf("findings %s", text)
 	}
 }
 
-// A socket at one address takes its traffic past the group: doctor warns.
+// TestMoreSpecificBind checks doctor's warning about a socket at one address, because it bypasses the group.
 func TestMoreSpecificBind(t *testing.T) {
 	w := grouped(t, spec.Options{Slots: 1})
 	w.member(0, startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991"))
@@ -288,8 +288,8 @@ func TestMoreSpecificBind(t *testing.T) {
 	}
 }
 
-// The holder's sockets belong to the members' user, or they would be in another
-// group and keep the members from the port.
+// TestHolderOfAnotherUser: the holder's sockets belong to the members' user. Otherwise they would form another group
+// and block the members' port.
 func TestHolderOfAnotherUser(t *testing.T) {
 	const nobody = 65534
 	w := grouped(t, spec.Options{Slots: 1})
@@ -313,8 +313,8 @@ func TestHolderOfAnotherUser(t *testing.T) {
 	w.check(sources(4), loopback4, names(a))
 }
 
-// Connections that wait in a dead member's queue never come to another by
-// themselves, whatever the host's sysctl says.
+// TestQueueDoesNotMigrate: connections in a dead member's queue move to another member only on request, regardless of
+// the sysctl.
 func TestQueueDoesNotMigrate(t *testing.T) {
 	for _, migrate := range []bool{false, true} {
 		t.Run(fmt.Sprint(migrate), func(t *testing.T) {
@@ -326,7 +326,7 @@ func TestQueueDoesNotMigrate(t *testing.T) {
 			w.member(1, b)
 			w.apply()
 			ofA := w.sourceOf(0)
-			freeze(t, a.pid()) // it accepts nothing any more
+			freeze(t, a.pid()) // it accepts no more connections
 			d := net.Dialer{LocalAddr: &net.TCPAddr{IP: ofA.AsSlice()}, Timeout: patience}
 			d.SetMultipathTCP(false)
 			c, err := d.Dial("tcp", loopback4.String())
@@ -347,7 +347,7 @@ func TestQueueDoesNotMigrate(t *testing.T) {
 	}
 }
 
-// needMigration turns on what moves queues; the kernel must have it.
+// needMigration enables the migration of queues; the kernel must support it.
 func needMigration(t *testing.T) {
 	t.Helper()
 	if v, err := kerneltest.Release(); err != nil || v[0] < 5 || v[0] == 5 && v[1] < 14 {
@@ -358,7 +358,7 @@ func needMigration(t *testing.T) {
 	}
 }
 
-// sourceOf is a source address of a slot.
+// sourceOf returns a source address of a slot.
 func (w *world) sourceOf(slot int) (a netip.Addr) {
 	w.t.Helper()
 	for _, p := range w.where(sources(100)...) {
@@ -370,8 +370,8 @@ func (w *world) sourceOf(slot int) (a netip.Addr) {
 	return a
 }
 
-// freeze stops every thread of a process, and waits until they stand: kill(2)
-// returns before, and one that runs may still accept.
+// freeze stops every thread of a process and waits for it. kill(2) returns earlier, and a running thread may still
+// accept.
 func freeze(t *testing.T, pid int) {
 	t.Helper()
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {

@@ -24,13 +24,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Habits of real daemons, one at a time, each with a well-behaved neighbour
-// that must not notice.
+// Habits of real daemons, one at a time. A well-behaved neighbour must not notice.
 
 var bothProtocols = []string{"udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991"}
 
-// pair is a service of two slots, served by a daemon with a habit and its
-// neighbour.
+// newPair returns a service of two slots, served by a daemon with a habit and its neighbour.
 func newPair(t *testing.T) (w *world, strange, neighbour *sink) {
 	w = newWorld(t, spec.Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	strange, neighbour = startSink(t, bothProtocols...), startSink(t, bothProtocols...)
@@ -39,14 +37,14 @@ func newPair(t *testing.T) (w *world, strange, neighbour *sink) {
 	return w, strange, neighbour
 }
 
-// A daemon that stops slowly closes UDP first. From then on it gets nothing
-// over TCP either, and nobody gets what is its.
+// TestSlowStopper stops a daemon slowly: it closes UDP first. From then on it gets no TCP either, and no other member
+// gets its traffic.
 func TestSlowStopper(t *testing.T) {
 	eachEngine(t, func(t *testing.T) {
 		w, slow, neighbour := newPair(t)
 		w.apply()
 		w.check(sources(12), loopback4, names(slow, neighbour))
-		slow.do("term 1h") // closes UDP, and is then busy for long
+		slow.do("term 1h") // closes UDP, then stays busy
 		slow.Signal(syscall.SIGTERM)
 		deadline(t, func() bool { return !w.state().Slots[0].Admitted() })
 		w.check(sources(12), loopback4, names(nil, neighbour))
@@ -58,8 +56,8 @@ func TestSlowStopper(t *testing.T) {
 	})
 }
 
-// A stopped process keeps its slot: its sockets are open, so its traffic
-// queues, as it would without weir. Nobody else gets it.
+// TestStoppedProcess: a stopped process keeps its slot. Its sockets are open, so its traffic queues as without weir,
+// and no other member gets it.
 func TestStoppedProcess(t *testing.T) {
 	eachEngine(t, func(t *testing.T) {
 		w, stopped, neighbour := newPair(t)
@@ -93,7 +91,7 @@ func TestStoppedProcess(t *testing.T) {
 	})
 }
 
-// bySlot gives the sources of slot 0, and the others.
+// bySlot returns the sources of slot 0, and the others.
 func (w *world) bySlot(n int) (first, others []netip.Addr) {
 	for _, p := range w.where(sources(n)...) {
 		if p.Slot == 0 {
@@ -105,8 +103,7 @@ func (w *world) bySlot(n int) (first, others []netip.Addr) {
 	return first, others
 }
 
-// queued is how many connections wait in a slot's listener, or 0 while its UDP
-// socket is empty.
+// queued returns the number of connections in a slot's listener queue, or 0 while its UDP socket is empty.
 func (w *world) queued(slot int) int {
 	tcp, udp := 0, 0
 	for _, s := range w.state().Slots[slot].Sockets {
@@ -122,14 +119,14 @@ func (w *world) queued(slot int) int {
 	return tcp
 }
 
-// A zombie is nobody: its slot goes when it exits, not when its parent looks,
-// and its pid, which /proc still knows, admits nobody.
+// TestZombie: a slot is withdrawn when its process exits, before the parent waits for it. The zombie's PID, still in
+// /proc, cannot be admitted.
 func TestZombie(t *testing.T) {
 	eachEngine(t, func(t *testing.T) {
 		w, zombie, neighbour := newPair(t)
 		w.apply()
 		w.check(sources(8), loopback4, names(zombie, neighbour))
-		if err := zombie.Process.Process.Kill(); err != nil { // and nobody waits for it
+		if err := zombie.Process.Process.Kill(); err != nil { // without a wait by the parent
 			t.Fatal(err)
 		}
 		p, err := pidfd.Open(zombie.pid())
@@ -153,8 +150,7 @@ func TestZombie(t *testing.T) {
 	})
 }
 
-// A daemon that closes and opens its sockets anew on SIGHUP is out while it
-// does, and back by itself.
+// TestReopensOnHangup: a daemon that reopens its sockets on SIGHUP is withdrawn meanwhile and admitted again.
 func TestReopensOnHangup(t *testing.T) {
 	eachEngine(t, func(t *testing.T) {
 		w, reopens, neighbour := newPair(t)
@@ -170,7 +166,7 @@ func TestReopensOnHangup(t *testing.T) {
 					out++
 					return true
 				}
-				return !maps.Equal(slot.Cookies(), before) // it was out while we stood still
+				return !maps.Equal(slot.Cookies(), before) // it was withdrawn while the test stalled
 			})
 			_, others := w.bySlot(12)
 			w.check(others, loopback4, names(nil, neighbour))
@@ -188,8 +184,8 @@ func TestReopensOnHangup(t *testing.T) {
 	})
 }
 
-// A daemon that forks, and whose parent exits, is known by its pidfile, or by
-// its cgroup; there the parent may have the slot first.
+// TestDaemonize: a forked daemon whose parent exits is found by its pidfile or cgroup. By cgroup the parent may get the
+// slot first.
 func TestDaemonize(t *testing.T) {
 	eachEngine(t, func(t *testing.T) {
 		for _, how := range []string{"pidfile", "cgroup"} {
@@ -217,7 +213,7 @@ func TestDaemonize(t *testing.T) {
 				}
 				parent.Tell("daemonize " + file)
 				pid := readPID(t, file)
-				deadline(t, func() bool { return !slots.Running(parent.pid()) }) // until then it may answer, too
+				deadline(t, func() bool { return !slots.Running(parent.pid()) }) // until then it may answer too
 				took := w.admitted(0, pid)
 				t.Logf("admitted %s after it was there", took)
 				daemon := func(p state.Assignment) string { return fmt.Sprint([]int{pid, neighbour.pid()}[p.Slot]) }
@@ -242,7 +238,7 @@ func readPID(t *testing.T, file string) (pid int) {
 	return pid
 }
 
-// newCgroup makes a cgroup, and ends what is in it with the test.
+// newCgroup creates a cgroup and ends its processes with the test.
 func newCgroup(t *testing.T) string {
 	t.Helper()
 	root, err := units.CgroupRoot()

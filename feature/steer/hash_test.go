@@ -12,8 +12,8 @@ import (
 	"github.com/weir-project/weir/feature/steer/state"
 )
 
-// Known answers of the kernel's jhash2 (include/linux/jhash.h), so that both
-// twins cannot drift together.
+// TestHashKnownAnswers compares with known values of the kernel's jhash2 (include/linux/jhash.h), so Go and C cannot
+// drift together.
 func TestHashKnownAnswers(t *testing.T) {
 	a := netip.MustParseAddr("192.0.2.7")
 	if m := netip.MustParseAddr("::ffff:192.0.2.7"); spec.Hash(1, a) != spec.Hash(1, m) {
@@ -27,7 +27,7 @@ func TestHashKnownAnswers(t *testing.T) {
 	}
 }
 
-// jhash2Reference is jhash2 written after the C text, word for word.
+// jhash2Reference is jhash2, transcribed from the C source.
 func jhash2Reference(key [16]byte, initval uint32) uint32 {
 	k := make([]uint32, 4)
 	for i := range k {

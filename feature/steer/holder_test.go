@@ -15,8 +15,8 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// A slot that was registered for another process than the configured member's is shown
-// with that process, by status, doctor and explain.
+// TestHolderIsNotTheMember: status, doctor and explain show the actual process of a slot if it is not the configured
+// member's.
 func TestHolderIsNotTheMember(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	own, other := startSink(t, "udp4=0.0.0.0:9991"), startSink(t, "udp4=0.0.0.0:9991")

@@ -20,7 +20,7 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// applyNotes applies the configuration. It returns what a dry run foresees of its steps, and what they note.
+// applyNotes applies the configuration. It returns the notes foreseen by a dry run and the notes of the steps.
 func (w *world) applyNotes() (foreseen, noted string) {
 	w.t.Helper()
 	plan := func() feature.Plan {
@@ -52,7 +52,7 @@ func writePID(t *testing.T, file string, s *sink) {
 	}
 }
 
-// has is an error unless a process has a slot.
+// has returns an error unless a process has a slot.
 func (w *world) has(slot, pid int) error {
 	if s := w.state().Slots[slot]; !s.Admitted() || s.PID != pid {
 		return notGiven{w, slot, pid}
@@ -60,8 +60,9 @@ func (w *world) has(slot, pid int) error {
 	return nil
 }
 
-// A slot whose member is changed to one that is not there stays with its process: the plan, apply, status, explain and doctor name both.
-// The member gets the slot when it comes, unless an operator has given the slot to a process meanwhile.
+// TestFormerMemberKeepsTheSlot: a slot stays with its process while the newly configured member does not exist. Plan,
+// apply, status, explain and doctor name both. The member gets the slot when it appears, unless an operator has given
+// it to another process.
 func TestFormerMemberKeepsTheSlot(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 2}, "udp 0.0.0.0:9991")
 	a, b, c := startSink(t, "udp4=0.0.0.0:9991"), startSink(t, "udp4=0.0.0.0:9991"), startSink(t, "udp4=0.0.0.0:9991")

@@ -25,14 +25,13 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// object is a map, program or link of the kernel, by its number, which the
-// kernel does not give twice.
+// object identifies a map, program or link of the kernel. Ids are not reused.
 type object struct {
 	kind string
 	id   uint32
 }
 
-// exists says whether the kernel still has it.
+// exists reports whether the kernel still has the object.
 func (o object) exists() bool {
 	var c interface{ Close() error }
 	var err error
@@ -51,8 +50,7 @@ func (o object) exists() bool {
 	return true
 }
 
-// objects are the kernel's objects that are pinned below the world's root, and
-// the programs of its links.
+// objects returns the objects pinned below the world's root, and the programs of its links.
 func (w *world) objects() []object {
 	w.t.Helper()
 	var all []object
@@ -94,21 +92,21 @@ func (w *world) objects() []object {
 	return all
 }
 
-// usage is what could leak.
+// usage is the use of resources that could leak.
 type usage struct {
 	descriptors, threads int
 	heap                 int // bytes
 	rss                  int // KiB
 	pins                 int
-	held                 int            // descriptors of the holder
+	held                 int            // descriptors of the socket holder
 	entries              map[string]int // of the shared maps
-	memlock              map[string]int // bytes, as the kernel accounts for the pinned maps
+	memlock              map[string]int // bytes charged for the pinned maps
 }
 
 func (w *world) usage() usage {
 	w.t.Helper()
 	var m runtime.MemStats
-	for range 2 { // what has finalizers goes the second time
+	for range 2 { // objects with finalizers are freed the second time
 		runtime.GC()
 	}
 	runtime.ReadMemStats(&m)
@@ -144,7 +142,7 @@ func (w *world) usage() usage {
 	return u
 }
 
-// holder is the process that keeps the service's groups, 0 for none.
+// holder returns the PID of the socket holder, or 0.
 func (w *world) holder() int {
 	w.t.Helper()
 	o, err := w.root.Open(record.EngineInstance(w.state().Scope(), w.cfg.Services[0].Engine))
@@ -161,7 +159,7 @@ func (w *world) holder() int {
 	return int(h.PID)
 }
 
-// procStatus is a number of /proc/self/status.
+// procStatus returns a number of /proc/self/status.
 func procStatus(t testing.TB, key string) int {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/status")
@@ -181,7 +179,7 @@ func procStatus(t testing.TB, key string) int {
 	return 0
 }
 
-// memlock is the memory of a map, which the kernel tells through a descriptor.
+// memlock returns the memory charged for a map.
 func memlock(t testing.TB, m *ebpf.Map) (bytes int, ok bool) {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", m.FD()))
@@ -197,7 +195,7 @@ func memlock(t testing.TB, m *ebpf.Map) (bytes int, ok bool) {
 	return 0, false
 }
 
-// more says what grew between two looks, beyond what need not add up.
+// more describes the growth between two readings beyond the tolerances.
 func (before usage) more(after usage) string {
 	var grown []string
 	check := func(what string, before, after, most int) {
@@ -208,7 +206,7 @@ func (before usage) more(after usage) string {
 	check("descriptors", before.descriptors, after.descriptors, 0)
 	check("descriptors of the holder", before.held, after.held, 0)
 	check("pinned objects", before.pins, after.pins, 0)
-	check("threads", before.threads, after.threads, 12) // the runtime starts some when it likes
+	check("threads", before.threads, after.threads, 12) // the runtime starts some at any time
 	check("bytes of heap", before.heap, after.heap, 300<<10)
 	check("KiB in memory", before.rss, after.rss, 8<<10)
 	for name := range after.entries {
@@ -220,20 +218,19 @@ func (before usage) more(after usage) string {
 	return strings.Join(grown, ", ")
 }
 
-// A thousand registrations and removals, of slots and of services, with a
-// watcher beside them, leave nothing behind: no descriptor, thread, pin, map
-// entry or memory; and in the end no object of the kernel's.
+// TestThousandRegistrationsLeakNothing registers and removes slots and services a thousand times, beside a watcher. No
+// descriptor, thread, pin, map entry or memory leaks, and finally no kernel object remains.
 func TestThousandRegistrationsLeakNothing(t *testing.T) {
 	times := 1000
-	if testing.Short() { // each look into a map of maps waits for a grace period on some kernels
+	if testing.Short() { // lookups in a map of maps wait for a grace period on some kernels
 		times = 60
 	}
 	eachEngine(t, func(t *testing.T) {
 		times := times
-		if underTest == spec.EngineReuseport { // each asks the kernel whose program is in the group, for some 80 ms
+		if underTest == spec.EngineReuseport { // each reads the programs of all groups, about 80 ms
 			times /= 5
 		}
-		// What hears templates opens its own things when it gets to it, perhaps amid the count.
+		// The template keeper would open its resources at an arbitrary time, so disable it.
 		w := newWorld(t, spec.Options{Slots: 2, Templates: spec.TemplatesOff}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 		w.apply()
 		w.serve()
@@ -242,7 +239,7 @@ func TestThousandRegistrationsLeakNothing(t *testing.T) {
 		before := w.usage()
 		r.run(times)
 		var after usage
-		// The watcher looks now and then, and holds something meanwhile.
+		// The watcher temporarily holds resources.
 		nstest.Eventually(t, func() error {
 			after = w.usage()
 			if grown := before.more(after); grown != "" {
@@ -260,14 +257,14 @@ func TestThousandRegistrationsLeakNothing(t *testing.T) {
 	})
 }
 
-// registrations come and go.
+// registrations adds and removes members and services.
 type registrations struct {
 	*world
 	scope   string
 	members []*sink
 	second  spec.Service
 	n       int
-	seen    map[object]bool // that were pinned
+	seen    map[object]bool // pinned so far
 }
 
 func newRegistrations(w *world) *registrations {
@@ -280,8 +277,8 @@ func newRegistrations(w *world) *registrations {
 	return r
 }
 
-// run registers and removes: slots every time, services now and then. It goes on
-// until the second service is gone again, as it was in the beginning.
+// run registers and removes slots each time, and services occasionally. It ends without the second service, as at the
+// start.
 func (r *registrations) run(times int) {
 	for ; times > 0 || r.n%20 != 0; times-- {
 		r.n++

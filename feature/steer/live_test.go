@@ -26,12 +26,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// both are the sockets of a collector that keeps its sessions.
+// both are the sockets of a collector with persistent sessions.
 var both = []string{"udp4=0.0.0.0:9991", "tcp4~=0.0.0.0:9991"}
 
 // collectors starts a world with a collector in each slot.
 func collectors(t *testing.T, o spec.Options) (*world, []*sink) {
-	if o.Seed == nil { // of two that are drawn it happens that nobody changes places between them
+	if o.Seed == nil { // two random seeds may not move any device
 		seed := uint32(1)
 		o.Seed = &seed
 	}
@@ -44,11 +44,11 @@ func collectors(t *testing.T, o spec.Options) (*world, []*sink) {
 	return w, sinks
 }
 
-// router holds a session.
+// router has a session.
 type router struct {
 	addr netip.Addr
 	conn net.Conn
-	who  string // pid that answered
+	who  string // PID of the answering process
 }
 
 // connect opens a session from each source.
@@ -64,7 +64,7 @@ func connectTo(t testing.TB, addrs []netip.Addr, to netip.AddrPort) []*router {
 		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: a.AsSlice()}, Timeout: patiently}
 		d.SetMultipathTCP(false)
 		var c net.Conn
-		// The kernel takes an unpinned program off by and by: that of the test before may answer yet.
+		// The kernel detaches an unpinned program asynchronously, so the previous test's program may still answer.
 		nstest.Eventually(t, func() (err error) {
 			if c, err = d.Dial("tcp", to.String()); err != nil && !errors.Is(err, syscall.ECONNREFUSED) {
 				t.Fatal(err)
@@ -83,8 +83,8 @@ func connectTo(t testing.TB, addrs []netip.Addr, to netip.AddrPort) []*router {
 	return out
 }
 
-// up says whether the session is still there. One that should have been reset is
-// given time for that: a reset is on its way for long where the kernel is emulated.
+// up reports whether the session is still open. It waits for an expected reset, because a reset may take long on an
+// emulated kernel.
 func (r *router) up(t testing.TB, want bool) bool {
 	t.Helper()
 	wait := patiently
@@ -104,7 +104,7 @@ func (r *router) up(t testing.TB, want bool) bool {
 	return false
 }
 
-// needDestroy skips where the kernel cannot close others' sessions.
+// needDestroy skips the test on kernels that cannot close sessions of other processes.
 func needDestroy(t testing.TB) {
 	t.Helper()
 	if err := probe.DiagDestroy.Check(); err != nil {
@@ -114,7 +114,7 @@ func needDestroy(t testing.TB) {
 
 const fast = spec.Rate(1000)
 
-// resetDue resets what is due and returns the routers, and where they went.
+// resetDue performs the due resets and returns the routers and their slots.
 func (w *world) resetDue() map[netip.Addr]string {
 	w.t.Helper()
 	out := map[netip.Addr]string{}
@@ -131,8 +131,8 @@ func (w *world) resetDue() map[netip.Addr]string {
 	return out
 }
 
-// settled checks that exactly those routers lost their session whose collector is
-// another one now, that all protocols go there, and that nothing is left to do.
+// settled checks that exactly the routers with a new collector lost their session, that all protocols go there, and
+// that nothing remains due.
 func (w *world) settled(routers []*router, reset map[netip.Addr]string) {
 	w.t.Helper()
 	for _, r := range routers {
@@ -231,7 +231,7 @@ func testLiveChanges(t *testing.T) {
 	})
 }
 
-// moveOne moves a device to another slot than it is in.
+// moveOne moves a device to another slot.
 func (w *world) moveOne(a netip.Addr, by int) (to int) {
 	w.t.Helper()
 	p := w.where(a)[0]
@@ -246,14 +246,13 @@ func (w *world) moveOne(a netip.Addr, by int) (to int) {
 	return to
 }
 
-// Daemons that hold sessions before weir comes: those that are at the wrong one
-// are reset, and no others.
+// TestAdoptionResetsTheMisplaced adopts daemons with sessions from before weir. Only misplaced sessions are reset.
 func TestAdoptionResetsTheMisplaced(t *testing.T) { eachEngine(t, testAdoptionResets) }
 
 func testAdoptionResets(t *testing.T) {
 	needDestroy(t)
 	w, _ := collectors(t, spec.Options{Slots: 2})
-	routers := connect(t, sources(24)) // the kernel's own choice, of both
+	routers := connect(t, sources(24)) // distributed by the kernel
 	w.apply()
 	if m, err := w.state().Misplaced(t.Context()); err != nil || len(m) == 0 || len(m) == len(routers) {
 		t.Fatalf("misplaced after adoption: %d of %d, %v", len(m), len(routers), err)
@@ -261,8 +260,8 @@ func testAdoptionResets(t *testing.T) {
 	w.settled(routers, w.resetDue())
 }
 
-// Sessions that came to a service through a binding are its own, from whatever port; those of a service beside it, which
-// listens to or is bound to a part of the same, are not.
+// TestResetsOfOwnSessions: sessions through a binding belong to the service, at any port. Sessions of another service
+// with an overlapping listen or binding do not.
 func TestResetsOfOwnSessions(t *testing.T) {
 	needDestroy(t)
 	w, _ := collectors(t, spec.Options{Slots: 2})
@@ -312,7 +311,7 @@ func TestResetsOfOwnSessions(t *testing.T) {
 	}
 }
 
-// rate 0 leaves sessions where they are, and nothing is due.
+// TestRateZeroLeavesSessions: rate 0 leaves sessions and makes nothing due.
 func TestRateZeroLeavesSessions(t *testing.T) {
 	zero := spec.Rate(0)
 	w, _ := collectors(t, spec.Options{Slots: 2, ResetRate: &zero})
@@ -348,13 +347,13 @@ func TestResetsArePaced(t *testing.T) {
 		t.Fatalf("%d sessions reset", len(at))
 	}
 	t.Logf("%d sessions reset", len(at))
-	// The first may have been written down late: one time less is certain.
+	// The first time may have been recorded late, so require one interval less.
 	if took, least := at[len(at)-1].Sub(at[0]), time.Duration(len(at)-2)*45*time.Millisecond; took < least {
 		t.Errorf("%d sessions were reset within %s, want at least %s", len(at), took, least)
 	}
 }
 
-// What Foresee says is what happens.
+// TestForesee compares foreseen and actual resets.
 func TestForesee(t *testing.T) {
 	needDestroy(t)
 	w, _ := collectors(t, spec.Options{Slots: 3})
@@ -396,12 +395,12 @@ func TestForesee(t *testing.T) {
 	}
 }
 
-// Bypassed, the kernel alone chooses; apply keeps it so.
+// TestBypass: the kernel alone chooses during a bypass, and apply keeps it.
 func TestBypass(t *testing.T) { eachEngine(t, testBypass) }
 
 func testBypass(t *testing.T) {
 	w, sinks := collectors(t, spec.Options{Slots: 3})
-	sinks[2].kill() // an empty slot: refused while steered
+	sinks[2].kill() // an empty slot rejects while steered
 	w.apply()
 	pids := []string{fmt.Sprint(sinks[0].pid()), fmt.Sprint(sinks[1].pid())}
 	set := func(on bool) {
@@ -444,7 +443,7 @@ func testBypass(t *testing.T) {
 	w.check(sources(20), loopback4, names(sinks[0], sinks[1], nil))
 }
 
-// A kernel that cannot close sessions: they are listed, with the reason.
+// TestResetWhereTheKernelCannot: sessions are listed with the reason if the kernel cannot close them.
 func TestResetWhereTheKernelCannot(t *testing.T) {
 	w, _ := collectors(t, spec.Options{Slots: 2})
 	w.apply()
@@ -473,7 +472,7 @@ func TestResetWhereTheKernelCannot(t *testing.T) {
 			t.Errorf("the session of %s is gone", r.addr)
 		}
 	}
-	// It is not due for ever.
+	// They do not stay due.
 	if again := w.resetDue(); len(again) != 0 {
 		t.Errorf("again: %v", again)
 	}

@@ -24,7 +24,7 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// live changes by name, on the service svc; arguments as their words.
+// liveChange performs a live change of service svc by name, with its argument.
 func liveChange(ctx context.Context, r *kernel.Root, verb, arg string) error {
 	if verb == "reset" {
 		rate := fast
@@ -58,7 +58,7 @@ func liveChange(ctx context.Context, r *kernel.Root, verb, arg string) error {
 		return engine.Move(l, s.Scope(), "svc", record.Moving{Device: a.String(), To: (p[0].Slot + 1) % 3, Back: verb == "back"}, nil)
 	case "bucket":
 		return engine.Move(l, s.Scope(), "svc", record.Moving{Bucket: n, To: (int(s.Table[n]) + 1) % 3}, nil)
-	case "next": // the next generation of slot 0, by its process
+	case "next": // the next generation of slot 0, by its PID
 		_, err := engine.AdmitLocked(ctx, l, slots.Slot{Scope: s.Scope(), Service: "svc", Slot: 0}, &service.Member{PID: n}, nil)
 		return err
 	case "bypass":
@@ -71,22 +71,20 @@ func liveChange(ctx context.Context, r *kernel.Root, verb, arg string) error {
 	return fmt.Errorf("no change %q", verb)
 }
 
-// runLive makes a live change and dies at the given step of it.
+// runLive makes a live change and exits at the given step.
 func runLive(args []string) error {
 	kerneltest.DieAt(args[1])
 	return liveChange(context.Background(), kernel.OpenRoot(args[0]), args[2], args[3])
 }
 
-// killedLive makes a live change in a process that is killed after so many steps;
-// it says whether the process finished first.
+// killedLive makes a live change in a process killed at the given step. It reports whether the process finished first.
 func (w *world) killedLive(steps int, verb, arg string) bool {
 	w.t.Helper()
 	return kerneltest.Killed(w.t, nstest.Child("live", w.root.Path(), steps, verb, arg)) == ""
 }
 
-// Every live change, killed at every step under traffic: each packet met the old
-// state or the new one, the next command recovers the rest, and who had a session at
-// another slot than it is at then is reset.
+// TestLiveKilledAtEveryStep kills every live change at every step, under traffic. Each packet sees the old or the new
+// state, the next command recovers the rest, and misplaced sessions are reset.
 func TestLiveKilledAtEveryStep(t *testing.T) { eachEngine(t, testLiveKilled) }
 
 func testLiveKilled(t *testing.T) {
@@ -96,13 +94,13 @@ func testLiveKilled(t *testing.T) {
 		{"bypass", "-", ""}, {"off", "-", "bypass"},
 	} {
 		if testing.Short() && (c.verb == "undrain" || c.first == "move" || c.verb == "bypass") {
-			continue // an emulated kernel is slow, and these take the same steps
+			continue // too slow on an emulated kernel, with the same steps
 		}
 		t.Run(c.verb+"-after-"+c.first, func(t *testing.T) {
 			w, _ := collectors(t, spec.Options{Slots: 3})
 			every := stride()
 			if !testing.Short() && (underTest == spec.EngineReuseport || c.verb+c.first != "drain") {
-				every = nstest.Stride(5) // the steps are the same ones
+				every = nstest.Stride(5) // the steps are the same
 			}
 			for step := rand.IntN(every); ; step += every {
 				w.apply()
@@ -162,7 +160,7 @@ func (w *world) killUnderTraffic(step int, verb, arg string) (finished bool) {
 	return finished
 }
 
-// expectSettled checks that just those sessions are gone that were elsewhere.
+// expectSettled checks that exactly the misplaced sessions are closed.
 func (w *world) expectSettled(step int, routers []*router) {
 	w.t.Helper()
 	for _, r := range routers {
@@ -173,7 +171,7 @@ func (w *world) expectSettled(step int, routers []*router) {
 	}
 }
 
-// A command that is killed while it resets leaves the rest to weir serve.
+// TestServeGoesOnWithResets kills a command during its resets. weir serve performs the rest.
 func TestServeGoesOnWithResets(t *testing.T) {
 	needDestroy(t)
 	quick := spec.Rate(200)
@@ -203,7 +201,7 @@ func TestServeGoesOnWithResets(t *testing.T) {
 	w.settled(routers, reset)
 }
 
-// While somebody lives who resets, weir serve leaves it to him.
+// TestServeLeavesResetsToTheLiving: weir serve leaves resets to a running command.
 func TestServeLeavesResetsToTheLiving(t *testing.T) {
 	needDestroy(t)
 	w, _ := collectors(t, spec.Options{Slots: 2})
@@ -232,8 +230,7 @@ func TestServeLeavesResetsToTheLiving(t *testing.T) {
 	nstest.Until(w.t, "nothing is due", func() bool { return !w.due() })
 }
 
-// weir serve admits a member that already holds sessions, and resets those that
-// are another slot's.
+// TestServeResetsWhatAMemberBrings: weir serve admits a member with sessions and resets the misplaced ones.
 func TestServeResetsWhatAMemberBrings(t *testing.T) {
 	needDestroy(t)
 	w := newWorld(t, spec.Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
@@ -248,12 +245,12 @@ func TestServeResetsWhatAMemberBrings(t *testing.T) {
 	_ = b
 	a.kill()
 	b.kill()
-	// Daemons that served before weir's program was there.
+	// The daemons served before weir's program was attached.
 	w.locked(func(l lock) error { _, err := engine.Bypass(l, w.state().Scope(), "svc", true); return err })
 	sinks := []*sink{startSink(t, both...), startSink(t, both...)}
 	routers := connect(t, sources(16))
 	w.locked(func(l lock) error { _, err := engine.Bypass(l, w.state().Scope(), "svc", false); return err })
-	w.resetDue() // the slots are empty: nobody is misplaced
+	w.resetDue() // the slots are empty, so no session is misplaced
 	for _, r := range routers {
 		if !r.up(t, true) {
 			t.Errorf("the session of %s was reset before there was any member", r.addr)
@@ -279,8 +276,8 @@ func TestServeResetsWhatAMemberBrings(t *testing.T) {
 	w.settled(routers, reset)
 }
 
-// Draining and undraining a slot leaves every bucket where it was; a bucket that
-// was placed by hand stays over changes, and goes back.
+// TestDrainAndBack: draining and undraining a slot restores every bucket. A bucket placed by an operator stays over
+// changes and returns on request.
 func TestDrainAndBack(t *testing.T) {
 	p := &record.Service{Service: spec.Service{}}
 	p.Service.Slots, p.Service.By, p.Service.Name = 5, spec.BySource, "svc"

@@ -15,7 +15,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// A move or a drain that leads served traffic to an empty slot says so; what leads it to a member, or moves what nobody gets, does not.
+// TestLiveChangesSayWhatTheyTake reports moves and drains that direct served traffic to an empty slot, and no others.
 func TestLiveChangesSayWhatTheyTake(t *testing.T) { eachEngine(t, testLiveChangesSayWhatTheyTake) }
 
 func testLiveChangesSayWhatTheyTake(t *testing.T) {

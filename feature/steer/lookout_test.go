@@ -14,14 +14,14 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// A slot that stays without a member is looked for less often, until something happens at
-// its ports, to its service, or with the reason.
+// TestLookouts: searches for a missing member become rarer until a socket opens at its ports, its service changes, or
+// the reason changes.
 func TestLookouts(t *testing.T) {
 	s := &state.Service{Record: &record.Service{Service: spec.Service{}}, Endpoints: []service.Endpoint{{Port: 9991}}}
 	slot, why := slots.Slot{Service: "svc"}, errors.New("not running")
 	var o lookouts
 	now := time.Now()
-	// looks is how often it is looked for in so many seconds.
+	// looks counts the searches in the given number of seconds.
 	looks := func(seconds int, why error) (n int) {
 		for range seconds {
 			now = now.Add(lookEvery)

@@ -12,7 +12,7 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// planned is what applying the configuration would take away.
+// planned returns the outages and steps of applying the configuration.
 func (w *world) planned() (outages, steps []string) {
 	w.t.Helper()
 	c := spec.Config{Services: append([]spec.Service{}, w.cfg.Services...)}
@@ -36,7 +36,8 @@ func (w *world) planned() (outages, steps []string) {
 	return p.Outages, steps
 }
 
-// A plan says which slots it would empty, and which traffic would meet an empty slot; what takes nothing away has no outage.
+// TestPlanSaysWhatItEmpties reports slots that a plan would empty, and traffic it would direct to an empty slot. Other
+// plans have no outage.
 func TestPlanSaysWhatItEmpties(t *testing.T) { eachEngine(t, testPlanSaysWhatItEmpties) }
 
 func testPlanSaysWhatItEmpties(t *testing.T) {
@@ -49,7 +50,7 @@ func testPlanSaysWhatItEmpties(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		to   func(s *spec.Service)
-		want string // in the outage; empty: none
+		want string // substring of the outage; empty: none
 	}{
 		{"the same", func(*spec.Service) {}, ""},
 		{"a port that nobody has", func(s *spec.Service) { s.Listen = append(s.Listen, mustListen(t, "udp 0.0.0.0:2055")) }, "slot 0 of service svc would be emptied: process"},
@@ -77,7 +78,8 @@ func testPlanSaysWhatItEmpties(t *testing.T) {
 	w.t, w.cfg.Services[0] = t, stands
 }
 
-// What an engine has no room for is told with the service's name, before anything changes.
+// TestLimitsAreToldBeforeAnythingChanges: exceeded limits of an engine are reported before any change, with the
+// service's name.
 func TestLimitsAreToldBeforeAnythingChanges(t *testing.T) {
 	of := func(n, slots int) (all []target) {
 		for range n {
@@ -87,7 +89,7 @@ func TestLimitsAreToldBeforeAnythingChanges(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name           string
-		services, rows int // there are
+		services, rows int // in use
 		want           []target
 		ok             bool
 	}{
@@ -108,7 +110,8 @@ func TestLimitsAreToldBeforeAnythingChanges(t *testing.T) {
 	}
 }
 
-// A member that listens on the service's port anyhow is reached once the service is gone; one on another port is not.
+// TestRemovalReachesMembersAtThePort: a member on the service's port still gets traffic after the removal. A member on
+// another port does not.
 func TestRemovalReachesMembersAtThePort(t *testing.T) {
 	a := startSink(t, "udp4=0.0.0.0:9991")
 	for bound, want := range map[string]int{"udp 0.0.0.0:9991": 0, "udp 0.0.0.0:9992": 1} {

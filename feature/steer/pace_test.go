@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Events without end get a tenth of a CPU, a few get all that they need.
+// TestPace: endless events get a tenth of a CPU, and few events are not delayed.
 func TestPace(t *testing.T) {
 	var p pace
 	now := time.Now()
@@ -34,7 +34,7 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// A flood of events is read at a bounded rate, and the first events at once.
+// TestEventPace: a flood of events is read at a limited rate, and the first events at once.
 func TestEventPace(t *testing.T) {
 	var p eventPace
 	now, began := time.Now(), time.Now()

@@ -25,7 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// chosen runs the program on a packet and returns the slot whose socket it took.
+// chosen runs the program on a packet and returns the slot of the selected socket.
 func (w *world) chosen(t testing.TB, prog *ebpf.Program, proto uint8, from, to netip.AddrPort) int {
 	t.Helper()
 	ctx := lookupOf(proto, from, to)
@@ -42,10 +42,10 @@ func (w *world) chosen(t testing.TB, prog *ebpf.Program, proto uint8, from, to n
 	return w.slotOf[out.Cookie]
 }
 
-// withSlots is a service whose slots all have a member; slotOf tells them apart.
+// withSlots returns a service with a member in every slot. slotOf maps their sockets to slots.
 func withSlots(t *testing.T, o spec.Options) (*world, *ebpf.Program) {
 	t.Helper()
-	o.Engine = spec.EngineSkLookup // the one that can be run without packets
+	o.Engine = spec.EngineSkLookup // only this engine can run without packets
 	w := newWorld(t, o, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	for slot := range o.Slots {
 		w.member(slot, startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991"))
@@ -66,7 +66,7 @@ func (w *world) learnSlots() {
 
 const udp, tcp = unix.IPPROTO_UDP, unix.IPPROTO_TCP
 
-// The program and its twin place every packet alike.
+// TestFlowPolicy: the program and its Go counterpart agree for every packet.
 func TestFlowPolicy(t *testing.T) {
 	w, prog := withSlots(t, spec.Options{Slots: 3, By: spec.ByFlow, Weights: spec.Weights{1: 2}})
 	s := w.state()
@@ -91,7 +91,7 @@ func TestFlowPolicy(t *testing.T) {
 	}
 }
 
-// 4,096 packets visit every bucket once, and no slot waits long for its turn.
+// TestPacketPolicy: 4,096 packets visit every bucket once and all slots evenly.
 func TestPacketPolicy(t *testing.T) {
 	w, prog := withSlots(t, spec.Options{Slots: 4, By: spec.ByPacket, Weights: spec.Weights{3: 3}})
 	from, to := netip.MustParseAddrPort("192.0.2.7:2055"), netip.MustParseAddrPort("10.0.0.1:9991")
@@ -151,7 +151,7 @@ func TestCPUPolicy(t *testing.T) {
 	})
 }
 
-// The default of on_empty: any other member will do for those.
+// TestOnEmptyFollowsThePolicy checks the defaults of on_empty.
 func TestOnEmptyFollowsThePolicy(t *testing.T) {
 	for by, want := range map[spec.Policy]spec.OnEmpty{spec.BySource: spec.Reject, spec.ByDevice: spec.Reject, spec.ByFlow: spec.Next, spec.ByPacket: spec.Next, spec.ByCPU: spec.Next, spec.ByQUIC: spec.Next} {
 		s := spec.Service{Options: spec.Options{By: by}}.WithDefaults()
@@ -161,7 +161,7 @@ func TestOnEmptyFollowsThePolicy(t *testing.T) {
 	}
 }
 
-// Every policy on real traffic, with a dead slot among them: nothing is refused.
+// TestPoliciesOnTraffic sends traffic with every policy and an empty slot. Nothing is rejected.
 func TestPoliciesOnTraffic(t *testing.T) { eachEngine(t, testPoliciesOnTraffic) }
 
 func testPoliciesOnTraffic(t *testing.T) {
@@ -185,8 +185,7 @@ func testPoliciesOnTraffic(t *testing.T) {
 	}
 }
 
-// Connection ids of both kinds reach the slot that they name; Initials and short
-// packets go by their flow.
+// TestQUIC: connection ids of both formats lead to their slot. Initials and short packets go by their flow.
 func TestQUIC(t *testing.T) {
 	for _, q := range []spec.QUIC{{Format: spec.QUICNginx}, {Format: spec.QUICLB, ServerIDLength: 1}, {Format: spec.QUICLB, ServerIDLength: 3}} {
 		t.Run(fmt.Sprintf("%s %d", q.Format, q.ServerIDLength), func(t *testing.T) {
@@ -268,7 +267,7 @@ func exchange(t *testing.T, c *net.UDPConn, packet []byte) string {
 	return string(b[:n])
 }
 
-// What is refused, and what is said.
+// TestPolicyErrors checks rejected options and their messages.
 func TestPolicyErrors(t *testing.T) {
 	file := t.TempDir() + "/devices"
 	if err := os.WriteFile(file, []byte("edge1 192.0.2.1\nedge1 192.0.2.2\n"), 0o644); err != nil {
@@ -328,7 +327,7 @@ func TestWeightsInYAML(t *testing.T) {
 	}
 }
 
-// worldOf is a configuration that nobody applies.
+// worldOf returns a configuration that is not applied.
 func worldOf(t *testing.T, o spec.Options) *world {
 	t.Helper()
 	s := spec.Service{Spec: service.Spec{Name: "svc"}, Options: o}
@@ -340,7 +339,7 @@ func worldOf(t *testing.T, o spec.Options) *world {
 	return &world{t: t, cfg: spec.Config{Services: []spec.Service{s}}}
 }
 
-// onOneCPU keeps the test's thread on the CPU that it is on.
+// onOneCPU pins the test's thread to its current CPU.
 func onOneCPU(t *testing.T) (back func()) {
 	t.Helper()
 	runtime.LockOSThread()

@@ -19,7 +19,7 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// readyWhen is a check that passes once a file is there, and notes each run.
+// readyWhen returns a check that passes once a file exists, and records each run.
 func readyWhen(dir string) *service.Ready {
 	return &service.Ready{Command: []string{"/bin/sh", "-c", `echo "$WEIR_PID $WEIR_SLOT" >>"$1/runs"; test -e "$1/ready"`, "sh", dir},
 		Interval: 10 * time.Millisecond, Timeout: time.Minute}
@@ -36,8 +36,7 @@ func (w *world) slot(n int) slots.Slot {
 	return slots.Slot{Scope: w.state().Scope(), Service: "svc", Slot: n}
 }
 
-// A member whose check fails is not admitted, and one that hangs holds up no
-// other slot.
+// TestWatcherAsksWhetherReady: a member with a failing check is not admitted, and a hanging check delays no other slot.
 func TestWatcherAsksWhetherReady(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	dir := t.TempDir()
@@ -66,7 +65,7 @@ func TestWatcherAsksWhetherReady(t *testing.T) {
 	touch(t, dir+"/unhung")
 	w.admitted(1, b.pid())
 	w.check(sources(6), loopback4, names(a, b))
-	// Who serves is not asked again: not by a change of the service either.
+	// A serving member is not checked again, not even by a change of the service.
 	if err := os.Remove(dir + "/ready"); err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +82,7 @@ func TestWatcherAsksWhetherReady(t *testing.T) {
 	}
 }
 
-// apply asks once and briefly; register waits.
+// TestRegisterAsksWhetherReady: apply runs the check once and briefly, and register waits for it.
 func TestRegisterAsksWhetherReady(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	dir := t.TempDir()

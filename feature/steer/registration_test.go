@@ -10,12 +10,13 @@ import (
 	"time"
 )
 
-// deadlines is a recorder that can be given deadlines.
+// deadlines is a recorder with deadlines.
 type deadlines struct{ *httptest.ResponseRecorder }
 
 func (deadlines) SetReadDeadline(time.Time) error { return nil }
 
-// Everybody may register: whatever the form says, a registration names a service, and waits for a time within its bounds.
+// FuzzRegistration parses arbitrary forms, because every user may register. An accepted form has a service name and a
+// timeout within the limits.
 func FuzzRegistration(f *testing.F) {
 	const form = "application/x-www-form-urlencoded"
 	for _, body := range []string{"service=s&slot=1", "service=s&slot=1&timeout_ms=200", "service=s&slot=-1", "service=s&slot=1&timeout_ms=9223372036855",

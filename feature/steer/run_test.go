@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// skLookup is struct bpf_sk_lookup of the kernel's UAPI as PROG_TEST_RUN reads
-// it: addresses in network order, the local port in host order.
+// skLookup is struct bpf_sk_lookup of the kernel's UAPI in the form of PROG_TEST_RUN: addresses in network order, the
+// local port in host order.
 type skLookup struct {
 	Cookie     uint64
 	Family     uint32
@@ -53,7 +53,7 @@ const (
 	skPass = 1
 )
 
-// attached is the program that is attached for the world, for test runs.
+// attached returns the world's attached program, for test runs.
 func (w *world) attached(t testing.TB) *ebpf.Program {
 	t.Helper()
 	ns, err := netns.Current()
@@ -84,7 +84,7 @@ func (w *world) attached(t testing.TB) *ebpf.Program {
 	return prog
 }
 
-// TestProgram is the table of packet, state and verdict, with no packet sent.
+// TestProgram runs the program on packets in different states, without traffic.
 func TestProgram(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp4 0.0.0.0:9991", "udp6 [2001:db8::]/32:9992")
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991", "udp6=[::]:9992")
@@ -98,7 +98,7 @@ func TestProgram(t *testing.T) {
 		from, to string
 		verdict  uint32
 		assigned bool
-		empty    uint32 // verdict once the member is gone
+		empty    uint32 // verdict after the member's exit
 	}{
 		{"udp", udp, "192.0.2.7:2055", "10.0.0.1:9991", skPass, true, skDrop},
 		{"tcp", tcp, "192.0.2.7:2055", "10.0.0.1:9991", skPass, true, skDrop},
@@ -145,7 +145,7 @@ func kernelBefore(t testing.TB, major, minor int) bool {
 
 func BenchmarkLookup(b *testing.B) { benchmarkLookup(b, nil) }
 
-// BenchmarkLookupGenerations is the same for a service that knows its UDP peers.
+// BenchmarkLookupGenerations is the benchmark for a service with known UDP peers.
 func BenchmarkLookupGenerations(b *testing.B) { benchmarkLookup(b, &spec.Generations{}) }
 
 func benchmarkLookup(b *testing.B, generations *spec.Generations) {
@@ -165,8 +165,8 @@ func benchmarkLookup(b *testing.B, generations *spec.Generations) {
 	}
 }
 
-// BenchmarkReuseport is the same for the other engine, which only packets run: its
-// time is the kernel's own count, which includes two looks at the clock.
+// BenchmarkReuseport is the benchmark for the other engine. Only packets run it, so its time is the kernel's own
+// measurement, including two clock readings.
 func BenchmarkReuseport(b *testing.B) {
 	w := newWorld(b, spec.Options{Slots: 4, Engine: spec.EngineReuseport}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	for i := range 4 {
@@ -208,7 +208,7 @@ func BenchmarkReuseport(b *testing.B) {
 	}
 }
 
-// groupProgram is the program of the group of a protocol.
+// groupProgram returns the program of a protocol's group.
 func (w *world) groupProgram(t testing.TB, proto uint8) (prog *ebpf.Program) {
 	t.Helper()
 	w.locked(func(l *kernel.WriteLock) error {

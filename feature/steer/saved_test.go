@@ -18,7 +18,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// remember keeps templates of an exporter, as weir serve does.
+// keepTemplates stores templates of an exporter like weir serve.
 func (w *world) keepTemplates() {
 	w.t.Helper()
 	w.locked(func(l *kernel.WriteLock) error {
@@ -46,8 +46,8 @@ func (w *world) keptTemplates(scope string) int {
 	return len(all)
 }
 
-// Templates go with the last service of a namespace, and come back with it: when a failed change is taken back, and when a
-// later process restores what was saved.
+// TestTemplatesComeBack: templates are removed with the last service of a namespace and restored with it: after a
+// failed change, and by a later process from the saved state.
 func TestTemplatesComeBack(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	w.apply()

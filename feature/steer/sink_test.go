@@ -46,7 +46,7 @@ func playHold(f []string) error {
 func sinkSocket(proto, addr string) (sinkConn, error) {
 	reuse := !strings.HasSuffix(proto, "!")
 	proto = strings.TrimSuffix(proto, "!")
-	// tcp4~ keeps its connections open, as a collector of sessions does.
+	// tcp4~ keeps its connections open, like a collector of sessions.
 	keeps := strings.HasSuffix(proto, "~")
 	proto = strings.TrimSuffix(proto, "~")
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
@@ -101,7 +101,7 @@ func answerConnections(l net.Listener) {
 	}
 }
 
-// keepConnections answers and leaves them open, as a collector of sessions does.
+// keepConnections answers connections and keeps them open, like a collector of sessions.
 func keepConnections(l net.Listener) {
 	me := fmt.Append(nil, os.Getpid())
 	for {
@@ -111,17 +111,17 @@ func keepConnections(l net.Listener) {
 		}
 		c.Write(me)
 		go func() {
-			io.Copy(io.Discard, c) // until the router ends it
+			io.Copy(io.Discard, c) // until the router closes it
 			c.Close()
 		}()
 	}
 }
 
-// sink is a running collector of the tests' own.
+// sink is a running collector for tests.
 type sink struct {
 	*nstest.Process
 	t      testing.TB
-	orphan int // the latest child that outlives it
+	orphan int // latest child that outlives it
 }
 
 func startSink(t testing.TB, listens ...string) *sink {
@@ -129,7 +129,7 @@ func startSink(t testing.TB, listens ...string) *sink {
 	return startSinkAs(t, 0, listens...)
 }
 
-// startSinkAs starts it as another user.
+// startSinkAs starts a sink as another user.
 func startSinkAs(t testing.TB, uid uint32, listens ...string) *sink {
 	t.Helper()
 	c := nstest.Child("sink")
@@ -138,7 +138,7 @@ func startSinkAs(t testing.TB, uid uint32, listens ...string) *sink {
 	return &sink{Process: nstest.StartReady(t, c), t: t}
 }
 
-// do has the sink do something. Processes that it leaves behind for good end with the test.
+// do sends a command to the sink. Its remaining processes end with the test.
 func (s *sink) do(line string) {
 	s.t.Helper()
 	s.Tell(line)
@@ -163,27 +163,26 @@ func (s *sink) do(line string) {
 
 func (s *sink) pid() int { return s.PID() }
 
-// kill ends the sink as a crash does, and waits for it.
+// kill kills the sink and waits for it.
 func (s *sink) kill() { s.Kill() }
 
-// endOrphan ends the child that outlived the sink.
+// endOrphan kills the child that outlived the sink.
 func (s *sink) endOrphan() { syscall.Kill(s.orphan, syscall.SIGKILL) }
 
-// Answers of ask beside a pid.
+// Results of ask other than a PID.
 const (
 	refused = "refused"
 	silence = "silence"
-	cut     = "cut" // accepted, and closed without an answer: the sink was killed
+	cut     = "cut" // accepted, then closed without an answer: the sink was killed
 )
 
-// patience is how long ask waits for an answer: longer than a busy machine stalls, or silence would be taken for a
-// loss. Tests that wait for silence have less of it for so long.
+// patience is the time that ask waits for an answer. It exceeds the stalls of a busy machine, because a timeout counts
+// as a loss. Tests that expect silence reduce it.
 var patience = patienceUsual
 
 const patienceUsual = 30 * time.Second
 
-// ask sends from one address to another over udp or tcp and returns who
-// answered.
+// ask sends from one address to another over udp or tcp and returns the answer.
 func ask(t testing.TB, proto string, from netip.Addr, to netip.AddrPort) string {
 	t.Helper()
 	got, err := askPatiently(proto, from, to, patience, patience, func() bool { return false })
@@ -193,8 +192,8 @@ func ask(t testing.TB, proto string, from netip.Addr, to netip.AddrPort) string 
 	return got
 }
 
-// askPatiently is ask that waits so long for a connection, and for the answer as long as patient says, looking
-// every so often.
+// askPatiently is ask with a connection timeout. It waits for the answer as long as patient returns true, called at the
+// given interval.
 func askPatiently(proto string, from netip.Addr, to netip.AddrPort, connect, every time.Duration, patient func() bool) (string, error) {
 	var c net.Conn
 	var err error
@@ -231,7 +230,7 @@ func askPatiently(proto string, from netip.Addr, to netip.AddrPort, connect, eve
 	return "", fmt.Errorf("%s %s to %s: %w", proto, from, to, err)
 }
 
-// sources are n loopback addresses.
+// sources returns n loopback addresses.
 func sources(n int) []netip.Addr {
 	var out []netip.Addr
 	for i := range n {
@@ -240,10 +239,10 @@ func sources(n int) []netip.Addr {
 	return out
 }
 
-// underTest is the engine of worlds that name none.
+// underTest is the default engine of worlds.
 var underTest = spec.EngineSkLookup
 
-// eachEngine runs a test with both: what users see is the same.
+// eachEngine runs a test with both engines, because users see the same behavior.
 func eachEngine(t *testing.T, test func(t *testing.T)) {
 	for _, kind := range record.Engines {
 		t.Run(string(kind), func(t *testing.T) {
@@ -291,7 +290,7 @@ func newWorld(t testing.TB, options spec.Options, listen ...string) *world {
 	return w
 }
 
-// member gives a slot to a process in the configuration.
+// member configures a process as the member of a slot.
 func (w *world) member(slot int, s *sink, bound ...string) {
 	m := service.Member{Slot: slot, PID: s.pid()}
 	for _, b := range bound {
@@ -323,8 +322,8 @@ func (w *world) locked(f func(*kernel.WriteLock) error) {
 	}
 }
 
-// remove removes everything, and waits until the kernel has taken the programs off, which it does some time after they
-// were unpinned: one that is still there would steer the packets of what comes next by the maps that were.
+// remove removes everything and waits until the kernel has detached the programs, some time after they were unpinned. A
+// remaining program would steer the next test's packets with the old maps.
 func (w *world) remove() {
 	w.t.Helper()
 	attached := w.links()
@@ -334,7 +333,7 @@ func (w *world) remove() {
 	}
 }
 
-// links are the kernel's links that are pinned below the world's root, also by who was killed while it put them there.
+// links returns the links pinned below the world's root, including those left by a killed process.
 func (w *world) links() (all []object) {
 	w.t.Helper()
 	err := filepath.WalkDir(w.root.Path(), func(path string, d fs.DirEntry, err error) error {

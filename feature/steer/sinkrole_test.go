@@ -23,22 +23,21 @@ type sinkConn interface {
 	File() (*os.File, error)
 }
 
-// sinkProcess is a collector of the tests' own, with the habits of real ones.
+// sinkProcess is a collector for tests with the habits of real ones.
 type sinkProcess struct {
 	specs []string
 	open  []sinkConn
 }
 
-// runSink opens the sockets named as arguments, and answers every datagram and
-// connection with its pid. It then does what the lines of its input say, and
-// ends with its input:
+// runSink opens the sockets given as arguments, and answers every datagram and connection with its PID. It executes the
+// commands on its standard input, and exits at the end of the input:
 //
 //	open SPEC        opens one more socket
 //	close N          closes one
-//	orphan           leaves a child behind that holds every socket, and does not serve
-//	daemonize FILE   goes on in another process, whose pid is then in FILE, and exits
+//	orphan           starts a child with duplicates of every socket that does not serve
+//	daemonize FILE   continues in another process, writes its PID to FILE, and exits
 //	term PAUSE       on SIGTERM closes the sockets one by one, in order, with a pause after each, and exits
-//	hup PAUSE        on SIGHUP closes and opens them anew, with a pause between
+//	hup PAUSE        on SIGHUP closes and reopens them, with a pause in between
 func runSink(listens []string) error {
 	s := &sinkProcess{}
 	for _, l := range listens {
@@ -130,7 +129,7 @@ func (s *sinkProcess) onSignal(verb string, pause time.Duration) {
 	}()
 }
 
-// files are duplicates of all sockets, for a child.
+// files returns duplicates of all sockets, for a child.
 func (s *sinkProcess) files() ([]*os.File, error) {
 	var all []*os.File
 	for _, c := range s.open {
@@ -143,7 +142,7 @@ func (s *sinkProcess) files() ([]*os.File, error) {
 	return all, nil
 }
 
-// orphan starts a sleeping process that holds duplicates of all sockets.
+// orphan starts a sleeping process with duplicates of all sockets.
 func (s *sinkProcess) orphan() error {
 	c := nstest.Child("sink")
 	r, w, err := os.Pipe()
@@ -155,7 +154,7 @@ func (s *sinkProcess) orphan() error {
 		return err
 	}
 	c.Stdin = r
-	c.ExtraFiles = append(files, w) // holds its own input open
+	c.ExtraFiles = append(files, w) // keeps its own input open
 	c.SysProcAttr.Setsid = true
 	if err := c.Start(); err != nil {
 		return err
@@ -164,8 +163,7 @@ func (s *sinkProcess) orphan() error {
 	return nil
 }
 
-// daemonize goes on as daemon(3) does: the sockets live on in a process whose
-// parent has exited.
+// daemonize continues like daemon(3): the sockets live on in a process without its parent.
 func (s *sinkProcess) daemonize(pidFile string) error {
 	files, err := s.files()
 	if err != nil {
@@ -181,7 +179,7 @@ func (s *sinkProcess) daemonize(pidFile string) error {
 	return nil
 }
 
-// runInheritor serves sockets that it was born with: PIDFILE SPECS.
+// runInheritor serves inherited sockets: PIDFILE SPECS.
 func runInheritor(f []string) error {
 	s := &sinkProcess{specs: strings.Fields(f[1])}
 	for i, spec := range s.specs {

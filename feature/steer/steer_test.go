@@ -24,13 +24,12 @@ import (
 
 var loopback4 = netip.MustParseAddrPort("127.0.0.1:9991")
 
-// check asks over both protocols from every source and compares with expect,
-// which is given the source's place.
+// check asks over both protocols from every source and compares the answer with expect for the source's assignment.
 func (w *world) check(addrs []netip.Addr, to netip.AddrPort, expect func(state.Assignment) string) {
 	w.t.Helper()
 	for _, p := range w.where(addrs...) {
 		to := to
-		if !to.Addr().IsValid() { // each source's own address, so that UDP answers come from it
+		if !to.Addr().IsValid() { // each source's own address, so UDP answers come from it
 			to = netip.AddrPortFrom(p.Address, to.Port())
 		}
 		for _, proto := range slots.Protocols {
@@ -73,7 +72,7 @@ func testSameSlotForAllProtocols(t *testing.T) {
 			t.Errorf("slot %d counted %+v %+v", s.Slot, udp, tcp)
 		}
 	}
-	// A few more: late segments of closed connections and ICMP errors are looked up too.
+	// Late segments of closed connections and ICMP errors are looked up too, so allow a few more.
 	if sent := uint64(2 * len(src)); counted < sent || counted > sent+5 {
 		t.Errorf("counted %d packets, sent %d", counted, sent)
 	}
@@ -98,13 +97,13 @@ func testCrashRejectsOnlyItsOwn(t *testing.T) {
 	if r := w.state().Slots[0].Reason; !strings.Contains(r, "exited") {
 		t.Errorf("reason of the empty slot: %q", r)
 	}
-	// Not admitted yet: the restarted daemon must get nothing.
+	// The restarted daemon is not admitted yet and must get nothing.
 	a = startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	w.check(src, loopback4, names(nil, b))
 	w.member(0, a)
 	w.apply()
 	w.check(src, loopback4, names(a, b))
-	// All gone, and back: no holder is needed.
+	// All members exit and return. No socket holder is needed.
 	a.kill()
 	b.kill()
 	w.check(src[:10], loopback4, names(nil, nil))
@@ -114,8 +113,8 @@ func testCrashRejectsOnlyItsOwn(t *testing.T) {
 	w.check(src, loopback4, names(nil, b))
 }
 
-// A slot is withdrawn for every protocol when one socket closes, and no weir
-// process runs here that could notice.
+// TestHalfAMemberGetsNothing: a slot is withdrawn for every protocol when one socket closes, without a running weir
+// process.
 func TestHalfAMemberGetsNothing(t *testing.T) { eachEngine(t, testHalfAMemberGetsNothing) }
 
 func testHalfAMemberGetsNothing(t *testing.T) {
@@ -131,7 +130,7 @@ func testHalfAMemberGetsNothing(t *testing.T) {
 			if r := w.state().Slots[0].Reason; !strings.Contains(r, "closed "+closes) {
 				t.Errorf("reason: %q", r)
 			}
-			// It opens the socket again: whole, once registered.
+			// It opens the socket again: complete, once registered.
 			a.do(fmt.Sprintf("open %s4=0.0.0.0:9991", closes))
 			w.check(sources(3), loopback4, names(nil))
 			w.apply()
@@ -140,8 +139,8 @@ func testHalfAMemberGetsNothing(t *testing.T) {
 	}
 }
 
-// pmacct's plugins inherit the core's listener: the slot must go with the core
-// although all its sockets live on.
+// TestOrphansHoldNoSlot: a slot is withdrawn with its process although a child keeps all sockets open. pmacct's plugins
+// inherit the core's listener.
 func TestOrphansHoldNoSlot(t *testing.T) { eachEngine(t, testOrphansHoldNoSlot) }
 
 func testOrphansHoldNoSlot(t *testing.T) {
@@ -175,7 +174,7 @@ func testOnEmpty(t *testing.T) {
 			both := []string{fmt.Sprint(a.pid()), fmt.Sprint(b.pid())}
 			for _, p := range w.where(sources(16)...) {
 				patience = patienceUsual
-				if mode == spec.Drop && !p.Admitted { // silence is what is waited for
+				if mode == spec.Drop && !p.Admitted { // silence is expected
 					patience = 300 * time.Millisecond
 				}
 				udp, tcp := ask(t, "udp", p.Address, loopback4), ask(t, "tcp", p.Address, loopback4)
@@ -200,7 +199,7 @@ func testOnEmpty(t *testing.T) {
 	}
 }
 
-// Members on other ports, without SO_REUSEPORT, that share nothing.
+// TestBoundElsewhere uses members on other ports without SO_REUSEPORT.
 func TestBoundElsewhere(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	a := startSink(t, "udp4!=127.0.0.1:7001", "tcp4!=127.0.0.1:7001")
@@ -214,7 +213,7 @@ func TestBoundElsewhere(t *testing.T) {
 			t.Errorf("tcp from %s: %s, want %s", p.Address, got, want)
 		}
 	}
-	// The daemons' own ports are nobody's service.
+	// The daemons' own ports are not steered.
 	if got := ask(t, "tcp", sources(1)[0], netip.MustParseAddrPort("127.0.0.1:7003")); got != fmt.Sprint(b.pid()) {
 		t.Errorf("the daemon's own port is answered by %s", got)
 	}
@@ -236,7 +235,7 @@ func testIPv6AndDualStack(t *testing.T) {
 		if err := netlink.AddrAdd(lo, addr); err != nil {
 			t.Fatal(err)
 		}
-		// Other tests have these at the far end of a cable.
+		// Other tests use these addresses at the far end of a cable.
 		t.Cleanup(func() { netlink.AddrDel(lo, addr) })
 	}
 	a := startSink(t, "udp=[::]:9991", "tcp=[::]:9991")
@@ -246,7 +245,7 @@ func testIPv6AndDualStack(t *testing.T) {
 	w.apply()
 	to6 := netip.AddrPortFrom(netip.Addr{}, 9991)
 	w.check(src, to6, names(a, b))
-	w.check(sources(16), loopback4, names(a, b)) // the same sockets, IPv4
+	w.check(sources(16), loopback4, names(a, b)) // the same sockets over IPv4
 	b.kill()
 	w.check(src, to6, names(a, nil))
 	w.check(sources(16), loopback4, names(a, nil))
@@ -266,26 +265,26 @@ func TestLongerPrefixWins(t *testing.T) {
 	}
 	w.apply()
 	for to, want := range map[string]*sink{"127.0.0.1": a, "127.9.0.7": b, "127.9.9.8": b, "127.9.9.9": c, "127.10.0.1": a} {
-		// a answers in order: what it was asked before is answered too, and the ICMP error about that counted.
+		// a answers in order, so earlier datagrams are answered and the ICMP errors about them counted.
 		ask(t, "udp", sources(1)[0], loopback4)
-		// The answer comes from another address: only who received it counts.
+		// The answer comes from another address, so compare only the counters.
 		name := map[*sink]string{a: "svc", b: "wide", c: "narrow"}[want]
 		before, after := w.countedFor(name, netip.AddrPortFrom(netip.MustParseAddr(to), 9991))
 		for n := range after {
 			d := after[n] - before[n]
-			// More than one: an ICMP error about the answer is looked up as its datagram was.
+			// There may be more than one: an ICMP error about the answer is looked up like its datagram.
 			if (n == name) != (d > 0) {
 				t.Errorf("to %s: service %s counted %d, want %s", to, n, d, name)
 			}
 		}
 	}
-	// Without the narrow one its traffic is the wide one's.
+	// Without the narrow service its traffic goes to the wide one.
 	w.cfg.Services = w.cfg.Services[:2]
 	w.apply()
 	w.countedFor("wide", netip.MustParseAddrPort("127.9.9.9:9991"))
 }
 
-// countedFor sends a datagram and waits until a service has counted it. It returns what all have counted before and after.
+// countedFor sends a datagram and waits until a service has counted it. It returns all counts before and after.
 func (w *world) countedFor(name string, to netip.AddrPort) (before, after map[string]uint64) {
 	w.t.Helper()
 	before = w.counts()
@@ -339,8 +338,8 @@ func testDevices(t *testing.T) {
 	if d := got[src[0]]; d.UDP != 5 || d.Connects != 0 || time.Since(d.LastUDP) > time.Minute || !d.LastTCP.IsZero() {
 		t.Errorf("UDP device: %+v", d)
 	}
-	// Two: a SYN from a port whose connection to the other engine's world is still in TIME_WAIT, and that is refused
-	// here, is answered by an ACK; it comes again after 12 ms, and is looked up anew.
+	// Two are possible. A SYN from a port in TIME_WAIT of the other engine's world, refused here, is answered by an
+	// ACK. It is sent again after 12 ms and looked up again.
 	if d := got[src[1]]; d.UDP != 0 || d.Connects < 1 || d.Connects > 2 || !d.LastUDP.IsZero() {
 		t.Errorf("TCP device: %+v", d)
 	}
@@ -358,8 +357,8 @@ func testDevices(t *testing.T) {
 	}
 }
 
-// One process in slots of two services: each goes with it, whichever was
-// registered anew meanwhile.
+// TestOneProcessServesTwo puts one process in slots of two services. Both are withdrawn at its exit, regardless of the
+// order of registrations.
 func TestOneProcessServesTwo(t *testing.T) { eachEngine(t, testOneProcessServesTwo) }
 
 func testOneProcessServesTwo(t *testing.T) {
@@ -367,7 +366,7 @@ func testOneProcessServesTwo(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	v := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9992")
 	both := startSink(t, "udp4=0.0.0.0:9991", "udp4=0.0.0.0:9992")
-	both.do("orphan") // so that only the exit can withdraw
+	both.do("orphan") // so only the exit withdraws
 	w.member(0, both)
 	v.member(0, both)
 	second := v.cfg.Services[0]
@@ -395,7 +394,7 @@ func testOneProcessServesTwo(t *testing.T) {
 	}
 }
 
-// Two services that name one namespace in two ways still cannot share packets.
+// TestOverlapFoundWhenPlanned: two services with different names of one namespace cannot share packets.
 func TestOverlapFoundWhenPlanned(t *testing.T) { eachEngine(t, testOverlapFoundWhenPlanned) }
 
 func testOverlapFoundWhenPlanned(t *testing.T) {

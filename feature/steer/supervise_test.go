@@ -29,9 +29,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// runStay is a daemon that weir steer run may run: it answers on the sockets
-// named, or on those that it is given, until a signal ends it. SIGHUP is said,
-// SIGUSR1 ends it with status 7.
+// runStay is a daemon for weir steer run. It answers on the named or inherited sockets until a signal ends it. It
+// prints SIGHUP. SIGUSR1 ends it with status 7.
 func runStay(listens []string) error {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGHUP, syscall.SIGUSR1)
@@ -70,8 +69,8 @@ func runStay(listens []string) error {
 	return nil
 }
 
-// runSupervise is weir steer run: ROOT SCOPE SLOT FLAGS COMMAND…. What it starts
-// is this program again: the daemon, or what becomes it.
+// runSupervise is weir steer run: ROOT SCOPE SLOT FLAGS COMMAND…. It starts this binary again as the daemon or its
+// launcher.
 func runSupervise(f []string) error {
 	switch f[0] {
 	case "stay":
@@ -93,7 +92,7 @@ func runSupervise(f []string) error {
 		case "nobody":
 			v.User = "65534"
 			for _, e := range os.Environ() {
-				if strings.HasSuffix(e, "=supervise") { // the role of this binary's child
+				if strings.HasSuffix(e, "=supervise") { // role of the child of this binary
 					v.Env = append(v.Env, e)
 				}
 			}
@@ -121,12 +120,12 @@ func runSupervise(f []string) error {
 type supervised struct {
 	t   *testing.T
 	cmd *exec.Cmd
-	out chan string // what the daemon says
+	out chan string // output lines of the daemon
 }
 
 func (w *world) supervise(t *testing.T, slot int, flags string, listens ...string) *supervised {
 	t.Helper()
-	// Not the binary's path, which the daemon's user may not reach.
+	// The daemon's user may not reach the binary's path.
 	s := &supervised{t: t, cmd: nstest.Child("supervise", w.root.Path(), w.state().Scope(), slot, flags, "/proc/self/exe", "stay")}
 	s.cmd.Args = append(s.cmd.Args, listens...)
 	s.cmd.Stderr = os.Stderr
@@ -153,7 +152,7 @@ func (s *supervised) runs() (pid, uid int, names string) {
 	s.t.Helper()
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
 		if n, _ := fmt.Sscanf(s.says(), "runs %d %d %s", &pid, &uid, &names); n >= 2 {
-			if p, err := pidfd.Open(pid); err == nil { // it may outlive who runs it
+			if p, err := pidfd.Open(pid); err == nil { // it may outlive its supervisor
 				s.t.Cleanup(func() { unix.PidfdSendSignal(p.FD(), unix.SIGKILL, nil, 0); p.Close() })
 			}
 			return pid, uid, names
@@ -163,7 +162,7 @@ func (s *supervised) runs() (pid, uid int, names string) {
 	return 0, 0, ""
 }
 
-// says is the next line of the daemon.
+// says returns the daemon's next line.
 func (s *supervised) says() string {
 	s.t.Helper()
 	select {
@@ -185,7 +184,7 @@ func (s *supervised) signal(sig os.Signal) {
 	}
 }
 
-// ends waits for the end of the supervisor.
+// ends waits until the supervisor exits.
 func (s *supervised) ends(status int) {
 	s.t.Helper()
 	s.cmd.Wait()
@@ -194,7 +193,7 @@ func (s *supervised) ends(status int) {
 	}
 }
 
-// end has the supervisor end its daemon and itself, if it runs.
+// end makes the supervisor end its daemon and itself, if it runs.
 func (s *supervised) end() {
 	s.cmd.Process.Signal(syscall.SIGTERM)
 	s.cmd.Wait()
@@ -233,7 +232,7 @@ func TestRunADaemon(t *testing.T) {
 	w.answers(pid)
 	second := w.supervise(t, 0, "", "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	second.cmd.Stderr = nil
-	second.ends(1) // the slot is taken
+	second.ends(1) // the slot is occupied
 	s.signal(syscall.SIGHUP)
 	if got := s.says(); got != "hup" {
 		t.Errorf("after SIGHUP it says %q", got)
@@ -251,7 +250,7 @@ func TestRunADaemon(t *testing.T) {
 	s.ends(128 + int(syscall.SIGTERM))
 }
 
-// Killed, weir steer run leaves the daemon its traffic, and its end is noticed.
+// TestRunIsKilled kills weir steer run. The daemon keeps its traffic, and its exit is noticed.
 func TestRunIsKilled(t *testing.T) {
 	for _, flags := range []string{"", "give", "give,restart"} {
 		t.Run(flags, func(t *testing.T) {
@@ -267,7 +266,7 @@ func TestRunIsKilled(t *testing.T) {
 			s.signal(syscall.SIGKILL)
 			s.cmd.Wait()
 			w.answers(pid)
-			// The next one does not start beside it, unless told to.
+			// The next one does not start beside it, unless requested.
 			w.supervise(t, 0, flags, own...).ends(1)
 			w.answers(pid)
 			next := w.supervise(t, 0, flags+",take-over", own...)
@@ -288,7 +287,7 @@ func TestRunIsKilled(t *testing.T) {
 	}
 }
 
-// What waits in given sockets when the daemon dies is served by its next run.
+// TestRunKeepsGivenSockets: traffic waiting in given sockets after the daemon's death is served by its next run.
 func TestRunKeepsGivenSockets(t *testing.T) {
 	t.Setenv("WEIR_TEST_SECRET", "root's")
 	w := newWorld(t, spec.Options{Slots: 2}, "udp :9991", "tcp 0.0.0.0:9991")
@@ -340,7 +339,7 @@ func TestRunKeepsGivenSockets(t *testing.T) {
 			t.Errorf("the %s that waited: %q, %v; want %d", name, b[:n], err, pid)
 		}
 	}
-	w.admitted(slot, pid) // its new process is named
+	w.admitted(slot, pid) // its new process is recorded
 	w.answers(pid)
 	both[slot].signal(syscall.SIGTERM)
 	both[slot].ends(128 + int(syscall.SIGTERM))
@@ -353,7 +352,7 @@ func TestRunKeepsGivenSockets(t *testing.T) {
 	}
 }
 
-// socketsOn are the listeners and UDP sockets on a port.
+// socketsOn returns the listeners and UDP sockets on a port.
 func socketsOn(t *testing.T, port uint16) []sockdiag.Socket {
 	t.Helper()
 	udp, err := sockdiag.Dump(sockdiag.Query{Proto: unix.IPPROTO_UDP, LocalPort: port, States: 1 << unix.BPF_TCP_CLOSE})

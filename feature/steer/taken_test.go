@@ -15,8 +15,8 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// A command that fails takes nobody's slot; and what was withdrawn from one slot
-// may serve another, with both engines.
+// TestRegisterElsewhere: a failed command takes no member's slot. Sockets withdrawn from one slot may serve another,
+// with both engines.
 func TestRegisterElsewhere(t *testing.T) { eachEngine(t, testRegisterElsewhere) }
 
 func testRegisterElsewhere(t *testing.T) {
@@ -31,7 +31,7 @@ func testRegisterElsewhere(t *testing.T) {
 		})
 		return err
 	}
-	if underTest == spec.EngineReuseport { // a socket serves one slot there
+	if underTest == spec.EngineReuseport { // a socket serves only one slot with this engine
 		if err := register(1, a); !errors.Is(err, engine.ErrSocketInUse) {
 			t.Errorf("a socket that serves slot 0 is given slot 1 as well: %v", err)
 		}
@@ -48,7 +48,7 @@ func testRegisterElsewhere(t *testing.T) {
 	w.check(sources(12), loopback4, names(b, a))
 }
 
-// A wrong number on the command line takes no slot from its member.
+// TestAdmitsNoOtherSlotsProcess: a wrong slot number takes no slot from its member.
 func TestAdmitsNoOtherSlotsProcess(t *testing.T) {
 	w, a, b := newPair(t)
 	w.apply()

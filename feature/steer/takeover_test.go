@@ -11,7 +11,8 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// A service that is created over a port of a running daemon takes traffic from it where a slot stays empty. The plan says so.
+// TestPlanSaysWhatACreationTakes reports the traffic of a running daemon that a new service at its port would direct to
+// an empty slot.
 func TestPlanSaysWhatACreationTakes(t *testing.T) {
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	at := fmt.Sprintf("process %d", a.pid())
@@ -55,8 +56,8 @@ func TestPlanSaysWhatACreationTakes(t *testing.T) {
 	}
 }
 
-// A listen that is added takes traffic from a daemon, though nothing of the service was served. So does an on_empty that
-// passed everything. A service that gets another name takes no more than it did.
+// TestPlanSaysWhatAChangeTakesFromTheKernel reports the traffic taken from a daemon by an additional listen, or by an
+// on_empty that replaces pass. A renamed service takes no more than before.
 func TestPlanSaysWhatAChangeTakesFromTheKernel(t *testing.T) {
 	startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:2055")

@@ -24,8 +24,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// What a killed writer left of a session in the store is not read, and the next
-// one clears it away.
+// TestTemplateStoreIsMended: an incomplete session of a killed writer is not read, and the next writer removes it.
 func TestTemplateStoreIsMended(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	w.apply()
@@ -55,7 +54,7 @@ func TestTemplateStoreIsMended(t *testing.T) {
 		if s.Chunks < 2 {
 			t.Fatalf("%d chunks", s.Chunks)
 		}
-		s.Generation++ // the first piece of the next writing
+		s.Generation++ // first chunk of the next generation
 		if err := st.Save(torn, &templates.FlowSession{Generation: s.Generation, Templates: s.Templates[:3]}); err != nil {
 			return err
 		}
@@ -94,8 +93,8 @@ func TestTemplateStoreIsMended(t *testing.T) {
 	})
 }
 
-// Ten thousand exporters with eight templates each: learnt, kept, and replayed
-// within seconds by a member that reads.
+// TestTemplatesOfManyExporters learns, keeps and replays eight templates of each of ten thousand exporters. A reading
+// member gets them within seconds.
 func TestTemplatesOfManyExporters(t *testing.T) {
 	n := 10000
 	if testing.Short() {
@@ -167,7 +166,7 @@ func TestTemplatesOfManyExporters(t *testing.T) {
 	t.Logf("replayed within %v, %d datagrams", time.Since(start).Round(time.Millisecond), len(r.received()))
 }
 
-// mapBytes is what the kernel charges for a map, bytes.
+// mapBytes returns the memory charged for a map in bytes.
 func mapBytes(t *testing.T, m *ebpf.Map) (n uint64) {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", m.FD()))

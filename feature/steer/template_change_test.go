@@ -23,8 +23,8 @@ import (
 	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
-// An exporter that restarts goes on from another port. Collectors that know it
-// by address and domain alone must not get its old templates after its new ones.
+// TestTemplatesOfRestartedExporter restarts an exporter on another port. A collector that identifies it by address and
+// domain only must not get its old templates after the new ones.
 func TestTemplatesOfRestartedExporter(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	write := w.byPIDFile(0)
@@ -48,7 +48,7 @@ func TestTemplatesOfRestartedExporter(t *testing.T) {
 	write(&second.sink)
 	w.admitted(0, second.pid())
 	checkReplay(t, second.await(1)[0], after)
-	other := newExporter(t, nil, ipfix.IPFIX, sources(2)[1], loopback4) // when it is through, nothing else is under way
+	other := newExporter(t, nil, ipfix.IPFIX, sources(2)[1], loopback4) // after its replay nothing else is in progress
 	other.sendTemplates()
 	w.remembered(3, 6)
 	nstest.Steadily(t, 3*templates.Tick, func() error {
@@ -61,7 +61,7 @@ func TestTemplatesOfRestartedExporter(t *testing.T) {
 	})
 }
 
-// weir remove and weir apply under a running weir serve.
+// TestTemplatesAfterRemoval runs weir remove and weir apply beside a running weir serve.
 func TestTemplatesAfterRemoval(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	write := w.byPIDFile(0)
@@ -75,12 +75,12 @@ func TestTemplatesAfterRemoval(t *testing.T) {
 	w.remembered(1, 2)
 	w.remove()
 	w.apply()
-	deadline(t, func() bool { // exporters repeat their templates, in time
+	deadline(t, func() bool { // exporters repeat their templates
 		e.sendTemplates()
 		st, err := templates.Templates(w.state(), w.root)
 		return err == nil && st.Count() == 2
 	})
-	// The last service takes what was remembered with it.
+	// The last service removes the remembered templates.
 	w.cfg.Services = nil
 	w.apply()
 	all, err := w.root.Instances(spec.Name)
@@ -89,7 +89,7 @@ func TestTemplatesAfterRemoval(t *testing.T) {
 	}
 }
 
-// What cannot be replayed keeps nobody else's replay from being made.
+// TestTemplatesThatCannotBeSent: a failing replay does not prevent others.
 func TestTemplatesThatCannotBeSent(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 1}, "udp :9991")
 	a := startRecorder(t, "udp", "[::]:9991")
@@ -117,13 +117,13 @@ func TestTemplatesThatCannotBeSent(t *testing.T) {
 	for i := range 10 {
 		from, to := sources(10)[i], loopback4.Addr()
 		k := bpf.TemplatesSession{Src: from.As16(), Dst: to.As16(), Sport: 50000, Dport: 9991}
-		if i%2 == 1 { // over IPv6, for which there is no socket
+		if i%2 == 1 { // over IPv6, without a socket
 			k.Src[0], k.Src[10], k.Src[11] = 0xfd, 0, 0
 			k.Dst = [16]byte{15: 1}
 		}
 		ts.Hear(templates.HeardMessage{Session: k, Ifindex: 1, Payload: ipfix.Encode(ipfix.Header{Version: ipfix.IPFIX, Domain: 1}, ipfixtest.Templates(ipfix.IPFIX))})
 	}
-	for _, s := range ts.Book.Sessions { // on a slow machine the member may have been there for long
+	for _, s := range ts.Book.Sessions { // on a slow machine the member may have had its slot for long
 		s.Served = templates.MemberID{}
 	}
 	delete(ts.Inject.Raw, false)
@@ -148,8 +148,8 @@ func TestTemplatesThatCannotBeSent(t *testing.T) {
 	}
 }
 
-// A service is published before packets go by it, for long where many are applied at once. What is replayed in between
-// goes to the former member, and must not be taken for received by the next one.
+// TestTemplatesWhileApplied replays templates between the publication of a service and its application, long with many
+// services. They go to the previous member and must not count as received by the next one.
 func TestTemplatesWhileApplied(t *testing.T) { eachEngine(t, testTemplatesWhileApplied) }
 
 func testTemplatesWhileApplied(t *testing.T) {
@@ -173,7 +173,7 @@ func testTemplatesWhileApplied(t *testing.T) {
 	w.member(1, &second.sink)
 	kerneltest.OnStep(func(step string) {
 		if step == "steer:prepared" || step == "steer:published" {
-			time.Sleep(templates.StableAfter + 5*templates.Tick) // weir serve looks meanwhile
+			time.Sleep(templates.StableAfter + 5*templates.Tick) // several intervals of weir serve
 		}
 	})
 	w.apply()
@@ -193,7 +193,7 @@ func testTemplatesWhileApplied(t *testing.T) {
 	}
 }
 
-// What a killed command has published comes into force by weir serve, and templates are replayed again.
+// TestServeFinishesKilled: weir serve applies the published changes of a killed command and then replays templates.
 func TestServeFinishesKilled(t *testing.T) { eachEngine(t, testServeFinishesKilled) }
 
 func testServeFinishesKilled(t *testing.T) {

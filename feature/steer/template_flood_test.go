@@ -16,7 +16,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// An exporter that floods is held to its budget; state tells how much was refused, and others are remembered.
+// TestTemplateFlood: a flooding exporter is limited to its budget. The state counts the refused messages, and other
+// exporters are remembered.
 func TestTemplateFlood(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	w.apply()
@@ -30,9 +31,9 @@ func TestTemplateFlood(t *testing.T) {
 	}
 	other := newExporter(t, nil, ipfix.IPFIX, sources(2)[1], loopback4)
 	other.sendTemplates()
-	passed := 1024 + 1 + 32*int(time.Since(start).Seconds()+1) // at most
+	passed := 1024 + 1 + 32*int(time.Since(start).Seconds()+1) // maximum
 	var st templates.TemplateState
-	deadline(t, func() bool { // counts are written by and by
+	deadline(t, func() bool { // counters are written with a delay
 		st = w.remembered(2, 4)
 		return st.Refused >= uint64(messages-passed)
 	})
@@ -41,7 +42,7 @@ func TestTemplateFlood(t *testing.T) {
 	}
 }
 
-// Sessions that were heard for a while are no newcomers any more, and are replayed first.
+// TestNewcomersAreProven: sessions heard for a while are proven and replayed first.
 func TestNewcomersAreProven(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	write := w.byPIDFile(0)
@@ -78,7 +79,7 @@ func TestNewcomersAreProven(t *testing.T) {
 			if s == nil {
 				t.Fatalf("session %d is not remembered", i)
 			}
-			s.Served = templates.MemberID{} // to be replayed
+			s.Served = templates.MemberID{} // due
 		}
 		now := kernel.Monotonic()
 		ts.Book.Sessions[keys[0]].Born = now - 2*uint64(templates.ProvenAge)
@@ -89,7 +90,7 @@ func TestNewcomersAreProven(t *testing.T) {
 			}
 		}
 		ts.Prove()
-		for i, want := range []bool{true, false, false} { // heard for long, too seldom, not long enough
+		for i, want := range []bool{true, false, false} { // long enough, too rarely, too short
 			if got := ts.Book.Sessions[keys[i]].Proven; got != want {
 				t.Errorf("session %d: proven %v, want %v", i, got, want)
 			}

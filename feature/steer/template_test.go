@@ -24,12 +24,11 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// serveUntil runs the watcher until the returned function is called, or the
-// test ends.
+// serveUntil runs the watcher until the returned function is called or the test ends.
 func (w *world) serveUntil() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- Feature{}.Run(ctx, w.root, slog.New(slog.NewTextHandler(w.t.Output(), nil))) }() // to be read where a test fails
+	go func() { done <- Feature{}.Run(ctx, w.root, slog.New(slog.NewTextHandler(w.t.Output(), nil))) }() // logs to the output of a failing test
 	var stopped bool
 	stop = func() {
 		cancel()
@@ -45,7 +44,7 @@ func (w *world) serveUntil() (stop func()) {
 	return stop
 }
 
-// remembered waits until so many exporters' templates are remembered.
+// remembered waits until the given number of exporters and templates are remembered.
 func (w *world) remembered(n, list int) templates.TemplateState {
 	w.t.Helper()
 	var st templates.TemplateState
@@ -62,7 +61,7 @@ func (w *world) remembered(n, list int) templates.TemplateState {
 	return st
 }
 
-// listening waits until templates are listened for.
+// listening waits until the capture of templates runs.
 func (w *world) listening() {
 	w.t.Helper()
 	deadline(w.t, func() bool {
@@ -74,8 +73,8 @@ func (w *world) listening() {
 	})
 }
 
-// checkReplay checks that a message is the replay of the example templates,
-// with which the exporter's next message leaves no gap.
+// checkReplay checks that a message replays the example templates without a sequence gap to the exporter's next
+// message.
 func checkReplay(t *testing.T, r received, e *flowExporter) {
 	t.Helper()
 	m, err := ipfix.Parse(r.payload)
@@ -87,7 +86,7 @@ func checkReplay(t *testing.T, r received, e *flowExporter) {
 	}
 	want := e.seq
 	if e.version == ipfix.NetFlow9 {
-		want-- // it counts messages
+		want-- // NetFlow v9 counts messages
 		if n := int(r.payload[2])<<8 | int(r.payload[3]); n != 2 {
 			t.Errorf("the header counts %d records, want 2", n)
 		}
@@ -104,8 +103,8 @@ func checkReplay(t *testing.T, r received, e *flowExporter) {
 	}
 }
 
-// An exporter says its templates once; its collector is killed and comes back:
-// it gets them before it could ask, from the exporter's own address and port.
+// TestTemplatesAreReplayed sends templates once and replaces the collector. The new collector gets them at once, from
+// the exporter's own address and port.
 func TestTemplatesAreReplayed(t *testing.T) {
 	lo4, lo6 := sources(1)[0], netip.MustParseAddr("::1")
 	veth4, veth6 := netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("fd00:1:0::2")
@@ -133,7 +132,7 @@ func TestTemplatesAreReplayed(t *testing.T) {
 			w.serveUntil()
 			w.listening()
 			w.admitted(0, first.pid())
-			deadline(t, func() bool { return time.Since(w.state().Slots[0].Since) > templates.StableAfter }) // it has heard all: no replay to it is under way to the next
+			deadline(t, func() bool { return time.Since(w.state().Slots[0].Since) > templates.StableAfter }) // it has heard all, so no replay is pending
 			e := newExporter(t, ns, c.version, c.from, netip.AddrPortFrom(c.to, 9991))
 			e.sendTemplates()
 			e.sendData(3)
@@ -141,7 +140,7 @@ func TestTemplatesAreReplayed(t *testing.T) {
 			e.sendData(2)
 			first.await(3)
 			first.kill()
-			e.sendData(5) // lost, and yet the sequence goes on
+			e.sendData(5) // lost, but the sequence continues
 			second := startRecorder(t, "udp", "[::]:9991")
 			write(&second.sink)
 			took := w.admitted(0, second.pid())
@@ -151,7 +150,7 @@ func TestTemplatesAreReplayed(t *testing.T) {
 			checkReplay(t, got[0], e)
 			e.sendData(1)
 			second.await(2)
-			deadline(t, func() bool { st := w.remembered(1, 2); return st.Replayed > 0 && st.Exporters[0].Replays > 0 }) // noted after they were sent
+			deadline(t, func() bool { st := w.remembered(1, 2); return st.Replayed > 0 && st.Exporters[0].Replays > 0 }) // recorded after they were sent
 			st := w.remembered(1, 2)
 			if x := st.Exporters[0]; x.Replays == 0 || x.Replayed.IsZero() || x.Address != e.addr() || x.Messages < 4 || x.Domain != 7 {
 				t.Errorf("state %+v", x)
@@ -160,7 +159,7 @@ func TestTemplatesAreReplayed(t *testing.T) {
 	}
 }
 
-// What is remembered outlives weir serve, and one replay is enough for a member.
+// TestTemplatesOutliveServe: remembered templates outlive weir serve, and a member gets one replay.
 func TestTemplatesOutliveServe(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	write := w.byPIDFile(0)
@@ -199,8 +198,7 @@ func TestTemplatesOutliveServe(t *testing.T) {
 	}
 }
 
-// A member that did not hear of a template gets it, whatever the reason: here a
-// slot that was withdrawn when the template changed.
+// TestTemplatesChangedInAbsence: a member gets a template it missed: the template changed while its slot was withdrawn.
 func TestTemplatesChangedInAbsence(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	write := w.byPIDFile(0)
@@ -223,13 +221,13 @@ func TestTemplatesChangedInAbsence(t *testing.T) {
 		return err
 	})
 	checkReplay(t, r.await(1)[0], e)
-	e.send(0, ipfixtest.Set(2, 1, 4, 0, 0)) // 260 is withdrawn
+	e.send(0, ipfixtest.Set(2, 1, 4, 0, 0)) // template 260 is withdrawn
 	w.remembered(1, 1)
-	e.send(0, ipfixtest.Set(3, 0, 3, 0, 0)) // and all options templates
+	e.send(0, ipfixtest.Set(3, 0, 3, 0, 0)) // all options templates are withdrawn
 	w.remembered(0, 0)
 }
 
-// Slots that come take devices, and their templates with them.
+// TestTemplatesFollowDevices: new slots get the templates of their devices.
 func TestTemplatesFollowDevices(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	a, b := startRecorder(t, "udp4", "0.0.0.0:9991"), startRecorder(t, "udp4", "0.0.0.0:9991")
@@ -238,7 +236,7 @@ func TestTemplatesFollowDevices(t *testing.T) {
 	w.serveUntil()
 	w.listening()
 	w.admitted(0, a.pid())
-	// From then on nobody doubts that it was there when they spoke.
+	// After this time the member certainly received every message.
 	deadline(t, func() bool { return time.Since(w.state().Slots[0].Since) > templates.StableAfter })
 	exporters := map[netip.AddrPort]*flowExporter{}
 	for _, from := range sources(40) {
@@ -272,7 +270,7 @@ func TestTemplatesFollowDevices(t *testing.T) {
 	}
 }
 
-// Listening must not keep a container's namespace from ending with it.
+// TestTemplatesLetNamespacesGo: the capture does not keep a container's namespace.
 func TestTemplatesLetNamespacesGo(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	write := w.byPIDFile(0)

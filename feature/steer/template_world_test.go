@@ -26,8 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// runRecorder prints every datagram that it gets, and from where, until its
-// input ends.
+// runRecorder prints every received datagram and its source until its input ends.
 func runRecorder(args []string) error {
 	network, addr := args[0], args[1]
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
@@ -52,7 +51,7 @@ func runRecorder(args []string) error {
 	return nil
 }
 
-// recorder is a collector that remembers what it got.
+// recorder is a collector that records its datagrams.
 type recorder struct {
 	sink
 	mu  sync.Mutex
@@ -87,14 +86,14 @@ func startRecorder(t testing.TB, network, addr string) *recorder {
 	return r
 }
 
-// received returns the datagrams that have come so far.
+// received returns the datagrams received so far.
 func (r *recorder) received() []received {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return append([]received{}, r.got...)
 }
 
-// await waits until n datagrams have come.
+// await waits until n datagrams are received.
 func (r *recorder) await(n int) []received {
 	r.t.Helper()
 	var got []received
@@ -107,7 +106,7 @@ func (r *recorder) await(n int) []received {
 	return got
 }
 
-// cable connects the test's namespace to another one, where exporters are.
+// cable connects the test's namespace to a namespace for exporters.
 func cable(t testing.TB) *netns.Handle {
 	t.Helper()
 	name := "exporters"
@@ -144,7 +143,8 @@ func cable(t testing.TB) *netns.Handle {
 	if err := ns.Do(func() error { return up("export0", "10.1.0.2/24", "fd00:1:0::2/64") }); err != nil {
 		t.Fatal(err)
 	}
-	// An end that came up before the other one sends once the kernel has noticed that, which it does by and by.
+	// An end that came up before the other one sends only after the kernel has noticed the carrier, which takes a
+	// while.
 	for _, way := range []struct {
 		from, to         *netns.Handle
 		fromAddr, toAddr string
@@ -189,14 +189,13 @@ func newExporter(t testing.TB, ns *netns.Handle, version uint16, from netip.Addr
 
 func (e *flowExporter) addr() netip.AddrPort { return e.conn.LocalAddr().(*net.UDPAddr).AddrPort() }
 
-// send sends a message of the sets that follow its header, with so many data
-// records.
+// send sends a message with the given sets and number of data records.
 func (e *flowExporter) send(records int, sets ...[]byte) {
 	e.t.Helper()
 	h := ipfix.Header{Version: e.version, Domain: e.domain, Sequence: e.seq, ExportTime: uint32(time.Now().Unix()), Uptime: 5000}
 	b := ipfixtest.Message(h, sets...)
 	if _, err := e.conn.Write(b); errors.Is(err, syscall.ECONNREFUSED) {
-		e.conn.Write(b) // that was about an earlier one, which nobody took
+		e.conn.Write(b) // the error concerned an earlier datagram to a closed port
 	}
 	if e.version == ipfix.NetFlow9 {
 		e.seq++

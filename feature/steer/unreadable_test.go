@@ -26,7 +26,7 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// newerABI adds to the ABI in the meta of an instance: docs/PINS.md has the offset.
+// newerABI adds to the ABI in an instance's meta. docs/PINS.md has the offset.
 func (w *world) newerABI(i kernel.Instance, by uint32) {
 	w.t.Helper()
 	m, err := ebpf.LoadPinnedMap(filepath.Join(w.root.Path(), i.Scope, i.Feature, i.Name, "meta"), nil)
@@ -44,7 +44,7 @@ func (w *world) newerABI(i kernel.Instance, by uint32) {
 	}
 }
 
-// unspecified publishes an instance as it is with a spec that nobody can read.
+// unspecified publishes an instance with an unreadable spec.
 func (w *world) unspecified(i kernel.Instance) {
 	w.t.Helper()
 	w.locked(func(l *kernel.WriteLock) error {
@@ -58,7 +58,7 @@ func (w *world) unspecified(i kernel.Instance) {
 	})
 }
 
-// without removes pins of an instance, and its record.
+// without removes pins of an instance and its record.
 func (w *world) without(i kernel.Instance, pins ...string) {
 	w.t.Helper()
 	records, err := filepath.Glob(filepath.Join(kernel.RecordDir, "*", "*", strings.Join([]string{i.Scope, i.Feature, i.Name}, "+")+"*"))
@@ -87,7 +87,7 @@ func (w *world) beside(name string, port int) {
 	w.cfg.Services = append(w.cfg.Services, s)
 }
 
-// answersAt says who answers each source.
+// answersAt returns the answer for each source.
 func (w *world) answersAt(port uint16, from []netip.Addr) map[string]string {
 	out := map[string]string{}
 	for _, proto := range slots.Protocols {
@@ -98,7 +98,7 @@ func (w *world) answersAt(port uint16, from []netip.Addr) map[string]string {
 	return out
 }
 
-// leads says whether the engine's maps lead to a service's number.
+// leads reports whether the engine's maps refer to a service's id.
 func (w *world) leads(scope string, id uint32) (leads bool) {
 	w.t.Helper()
 	o, err := w.root.Open(record.EngineInstance(scope, underTest), "services")
@@ -110,8 +110,8 @@ func (w *world) leads(scope string, id uint32) (leads bool) {
 	return o.Maps["services"].Lookup(id, &have) == nil
 }
 
-// A service that cannot be read keeps its number, its rows and all that leads to it, and keeps no other from being read, changed,
-// added, bypassed, upgraded and removed.
+// TestUnreadableService: an unreadable service keeps its id, its rows and all references. Other services can still be
+// read, changed, added, bypassed, upgraded and removed.
 func TestUnreadableService(t *testing.T) { eachEngine(t, testUnreadableService) }
 
 func testUnreadableService(t *testing.T) {
@@ -217,7 +217,8 @@ func bypassed(w *world, on bool) (did []string, err error) {
 	return did, err
 }
 
-// What a damaged service without a record has is made anew by a plan that wants it, and removed by another.
+// TestServiceWithoutPinsAndRecord: a plan creates a damaged service without a record again if it is wanted, and removes
+// it otherwise.
 func TestServiceWithoutPinsAndRecord(t *testing.T) {
 	for _, wanted := range []bool{true, false} {
 		t.Run(fmt.Sprint(wanted), func(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// A binding whose server is gone rejects everything: doctor and status say so, until a socket is registered.
+// TestTellsOfUnserved: doctor and status report a binding without a socket, until one is registered.
 func TestTellsOfUnserved(t *testing.T) {
 	nstest.NeedRoot(t)
 	w := newDispatchWorld(t)

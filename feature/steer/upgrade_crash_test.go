@@ -35,8 +35,8 @@ func otherObject(n int) (restore func()) {
 	return func() { bpf.SteerObject, bpf.ReuseObject = lookup, reuse }
 }
 
-// runUpgrade upgrades everything and dies at a step: ROOT STEP BYTES KIND, where
-// STEP is a number or how its name begins, and BYTES make it another object.
+// runUpgrade upgrades everything and exits at a step: ROOT STEP BYTES KIND. STEP is a number or a prefix of its name.
+// BYTES selects a different object.
 func runUpgrade(args []string) error {
 	n, err := strconv.Atoi(args[2])
 	if err != nil {
@@ -66,15 +66,14 @@ func upgradeAll(l *kernel.WriteLock) error {
 	return plan.Apply(context.Background(), l, nil)
 }
 
-// killedUpgrade upgrades in a process that is killed after so many steps, or at
-// the one whose name begins so. It returns the step at which it was, "" if it had finished.
+// killedUpgrade upgrades in a process killed at the given step: a number or a prefix of its name. It returns the step's
+// name, or "" if the process finished first.
 func (w *world) killedUpgrade(at any, object int, kind string) string {
 	w.t.Helper()
 	return kerneltest.Killed(w.t, nstest.Child("upgrade", w.root.Path(), at, object, kind))
 }
 
-// fewer is stride of an upgrade, whose steps take three loads of the program each,
-// which an emulated machine verifies slowly.
+// fewer is stride for upgrades. Their steps load the program three times, and an emulated machine verifies it slowly.
 func fewer() int {
 	if testing.Short() {
 		return 11
@@ -82,7 +81,7 @@ func fewer() int {
 	return nstest.Stride(3)
 }
 
-// asked waits until so many more questions have been answered.
+// asked waits for the given number of further answers.
 func (tr *traffic) asked(t testing.TB, more int) {
 	t.Helper()
 	count := func() (n int) {
@@ -104,7 +103,7 @@ func (tr *traffic) asked(t testing.TB, more int) {
 	})
 }
 
-// twoMembers is a world with a service whose two slots have their members.
+// twoMembers returns a service with two slots and their members.
 func twoMembers(t testing.TB) (w *world, a, b *sink) {
 	t.Helper()
 	a = startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
@@ -121,9 +120,8 @@ func newUpgradeWorld(t testing.TB, a, b *sink) *world {
 	return w
 }
 
-// An upgrade, killed at every step under traffic: every packet met the old
-// program or the new one and the same member, counts and devices go on, and the
-// next command finishes.
+// TestUpgradeKilledAtEveryStep kills an upgrade at every step, under traffic. Every packet sees the old or the new
+// program and the same member. Counters and devices continue, and the next command finishes.
 func TestUpgradeKilledAtEveryStep(t *testing.T) {
 	for _, c := range []struct {
 		kind   string
@@ -134,7 +132,7 @@ func TestUpgradeKilledAtEveryStep(t *testing.T) {
 		{"exchange", spec.EngineReuseport},
 	} {
 		if testing.Short() && c.kind == "exchange" && c.engine == spec.EngineSkLookup {
-			continue // a slow machine: each engine once, one of them in two steps
+			continue // on a slow machine each engine once, one of them in two steps
 		}
 		t.Run(fmt.Sprintf("%s/%s", c.kind, c.engine), func(t *testing.T) {
 			underTest = c.engine
@@ -196,9 +194,8 @@ func oneKilledUpgrade(t *testing.T, kind string, n int, a, b *sink) string {
 	return step
 }
 
-// checkCounts sees that every question was counted once, as steered, and as its
-// source's. A few more may be: a SYN that is sent again, late segments and ICMP
-// errors are looked up too.
+// checkCounts checks that every question was counted once, as steered and for its source. Repeated SYNs, late segments
+// and ICMP errors are looked up too, so it tolerates a few more.
 func (w *world) checkCounts(where string, seen map[string]map[string]int) {
 	w.t.Helper()
 	sent, udp := uint64(0), map[netip.Addr]uint64{}
@@ -237,8 +234,8 @@ func (w *world) checkCounts(where string, seen map[string]map[string]int) {
 	}
 }
 
-// Groups of engine sk_reuseport go over one by one. Killed between two of them,
-// the next command brings the rest along.
+// TestUpgradeKilledBetweenGroups kills an upgrade of engine sk_reuseport between two groups, because groups change one
+// by one. The next command changes the rest.
 func TestUpgradeKilledBetweenGroups(t *testing.T) {
 	underTest = spec.EngineReuseport
 	defer func() { underTest = spec.EngineSkLookup }()
@@ -260,7 +257,7 @@ func TestUpgradeKilledBetweenGroups(t *testing.T) {
 		t.Errorf("killed between two groups, and %d have gone over", changed)
 	}
 	w.checkAnswers(sources(12), a, b)
-	if step := w.killedUpgrade(1000, 1, "exchange"); step != "" { // the next command of the same weir
+	if step := w.killedUpgrade(1000, 1, "exchange"); step != "" { // the next command of the same version
 		t.Fatalf("killed at %s", step)
 	}
 	for k, id := range w.groupPrograms() {
@@ -292,7 +289,7 @@ func (w *world) groupPrograms() map[engine.GroupKey]ebpf.ProgramID {
 	return out
 }
 
-// eventuallyGone waits until programs are attached nowhere, and so are no more.
+// eventuallyGone waits until programs are detached everywhere and unloaded.
 func eventuallyGone(t *testing.T, ids map[engine.GroupKey]ebpf.ProgramID) {
 	t.Helper()
 	nstest.Eventually(t, func() error {
@@ -310,8 +307,8 @@ func eventuallyGone(t *testing.T, ids map[engine.GroupKey]ebpf.ProgramID) {
 	})
 }
 
-// A member that exits while programs change places, at whatever step, has no slot
-// afterwards, though a child holds on to its sockets.
+// TestExitDuringUpgrade: a member that exits during an upgrade, at any step, loses its slot although a child keeps its
+// sockets open.
 func TestExitDuringUpgrade(t *testing.T) {
 	needExitHook(t)
 	for n := 0; ; n += fewer() {
@@ -345,7 +342,7 @@ func TestExitDuringUpgrade(t *testing.T) {
 	}
 }
 
-// A hundred upgrades leave no descriptor, pin, program or map behind.
+// TestUpgradesLeakNothing upgrades repeatedly. No descriptor, pin, program or map remains.
 func TestUpgradesLeakNothing(t *testing.T) { eachEngine(t, testUpgradesLeakNothing) }
 
 func testUpgradesLeakNothing(t *testing.T) {
@@ -371,7 +368,7 @@ func testUpgradesLeakNothing(t *testing.T) {
 	if now := pinNames(t, w); !slices.Equal(now, pins) {
 		t.Errorf("pins were\n%v\nand are\n%v", pins, now)
 	}
-	if now := descriptors(t); now > fds { // fewer: what tests before left to the collector of garbage
+	if now := descriptors(t); now > fds { // previous tests may have left garbage to collect
 		t.Errorf("%d descriptors were open, %d are", fds, now)
 	}
 	if now := w.mapID("verdicts"); now != verdicts {
@@ -431,7 +428,7 @@ func programsWith(t testing.TB, m ebpf.MapID) (n int) {
 		id = next
 		p, err := ebpf.NewProgramFromID(id)
 		if err != nil {
-			continue // gone meanwhile
+			continue // unloaded meanwhile
 		}
 		if info, err := p.Info(); err == nil {
 			if ids, _ := info.MapIDs(); slices.Contains(ids, m) {
@@ -442,7 +439,7 @@ func programsWith(t testing.TB, m ebpf.MapID) (n int) {
 	}
 }
 
-// Upgrades, registrations and killed commands at once wait for one another.
+// TestUpgradesAtOnce: concurrent upgrades, registrations and killed commands wait for each other.
 func TestUpgradesAtOnce(t *testing.T) {
 	w, a, b := twoMembers(t)
 	expected := w.expected(12)

@@ -22,12 +22,12 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Pins of another weir's programs are read as they are, without a change to them.
+// TestReadOutdated: pins of another version are read without changing them.
 func TestReadOutdated(t *testing.T) {
 	w, a, b := twoMembers(t)
 	defer otherObject(1)()
 	src := sources(20)
-	w.check(src, loopback4, names(a, b)) // steered by the program of that weir
+	w.check(src, loopback4, names(a, b)) // steered by the other version's program
 	before := pinIDs(t, w.root)
 	st := w.state()
 	if len(st.Slots) != 2 || !st.Slots[0].Admitted() || st.Slots[0].PID != a.pid() || st.Slots[1].PID != b.pid() || st.Seed != 7 || st.Problem != "" {
@@ -88,7 +88,7 @@ func TestReadOutdated(t *testing.T) {
 	}
 }
 
-// pinIDs lists the pins with the kernel's numbers of what is pinned.
+// pinIDs lists the pins with the ids of their objects.
 func pinIDs(t testing.TB, r *kernel.Root) []string {
 	t.Helper()
 	var out []string
@@ -125,7 +125,8 @@ func pinIDs(t testing.TB, r *kernel.Root) []string {
 	return out
 }
 
-// Pins of a newer ABI are told of and refused by every command that is about them, and not touched. No other command fails for them.
+// TestNewerABI: pins of a newer ABI are reported, rejected by every command about them, and not changed. Other commands
+// do not fail.
 func TestNewerABI(t *testing.T) {
 	w, a, b := twoMembers(t)
 	scope := w.state().Scope()
@@ -168,7 +169,7 @@ func TestNewerABI(t *testing.T) {
 	}
 }
 
-// newer publishes an instance once more as a weir of the future would have.
+// newer publishes an instance like a future version of weir.
 func (w *world) newer(i kernel.Instance) (restore func()) {
 	w.t.Helper()
 	again := func(change func(m *kernel.Meta)) {
@@ -200,8 +201,7 @@ func (w *world) newer(i kernel.Instance) (restore func()) {
 	return func() { again(func(m *kernel.Meta) { m.ABI, m.Version = record.ABI, kernel.Version }) }
 }
 
-// checkAnswers is check without a look at the pins: each of the two answers its
-// own sources over both protocols.
+// checkAnswers is check without the pins: each of the two members answers its own sources over both protocols.
 func (w *world) checkAnswers(addrs []netip.Addr, a, b *sink) {
 	w.t.Helper()
 	for _, addr := range addrs {

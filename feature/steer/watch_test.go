@@ -28,7 +28,7 @@ import (
 func (w *world) serve() {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	var log bytes.Buffer // read once the watcher has ended
+	var log bytes.Buffer // read after the watcher's end
 	go func() { done <- Feature{}.Run(ctx, w.root, slog.New(slog.NewTextHandler(&log, nil))) }()
 	w.t.Cleanup(func() {
 		cancel()
@@ -41,8 +41,8 @@ func (w *world) serve() {
 	})
 }
 
-// slotReader reads who has a slot, and nothing else: reading the whole state takes the CPU and, before Linux 6.2, grace
-// periods from the watcher, which a test that measures it waits for.
+// slotReader reads only the slots. Reading the whole state takes CPU time and, before Linux 6.2, grace periods from the
+// watcher, and would distort measurements.
 func (w *world) slotReader() *slots.Reader {
 	w.t.Helper()
 	r, err := slots.Open(w.root, "", "svc")
@@ -53,7 +53,7 @@ func (w *world) slotReader() *slots.Reader {
 	return r
 }
 
-// admitted waits until a slot has a given process, and returns how long it took.
+// admitted waits until a slot has a given process, and returns the duration.
 func (w *world) admitted(slot, pid int) time.Duration {
 	w.t.Helper()
 	r := w.slotReader()
@@ -71,7 +71,7 @@ func (w *world) admitted(slot, pid int) time.Duration {
 	return time.Since(start)
 }
 
-// notGiven describes the slot when it is printed: reading the state at each try would disturb the watcher.
+// notGiven describes the slot only when printed, because reading the state at each attempt would disturb the watcher.
 type notGiven struct {
 	w         *world
 	slot, pid int
@@ -81,7 +81,7 @@ func (e notGiven) Error() string {
 	return fmt.Sprintf("slot %d was not given to process %d: %+v", e.slot, e.pid, e.w.state().Slots[e.slot])
 }
 
-// byPIDFile names a slot's member by a file that the test writes.
+// byPIDFile configures a slot's member by a pidfile written by the test.
 func (w *world) byPIDFile(slot int) (write func(*sink)) {
 	file := w.t.TempDir() + "/pid"
 	w.cfg.Services[0].Members = append(w.cfg.Services[0].Members, service.Member{Slot: slot, PIDFile: file})
@@ -100,13 +100,14 @@ func testWatcherAdmitsByEvent(t *testing.T) {
 	w.apply()
 	was := lookEvery
 	t.Cleanup(func() { lookEvery = was })
-	lookEvery = time.Hour // whoever is admitted is so by an event
+	lookEvery = time.Hour // so every admission is caused by an event
 	w.serve()
 	time.Sleep(100 * time.Millisecond)
 	var took []time.Duration
-	// The best of five, for the machine may stall, and other tests run beside this one; of more where they disturb all five.
+	// Take the best of five, because the machine may stall and other tests run concurrently. Retry with more if all
+	// five are slow.
 	limit, times := 100*time.Millisecond, 20
-	if testing.Short() { // on an emulated kernel or a busy machine, where an admission alone may take seconds
+	if testing.Short() { // on an emulated kernel or a busy machine, a single admission may take seconds
 		limit, times = time.Hour, 2
 	}
 	for i := range times {
@@ -117,7 +118,7 @@ func testWatcherAdmitsByEvent(t *testing.T) {
 		write(s)
 		time.Sleep(30 * time.Millisecond)
 		first, second := "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991"
-		if i%2 == 1 { // a slow starter, in either order
+		if i%2 == 1 { // opens its sockets slowly, in either order
 			first, second = second, first
 		}
 		s.do("open " + first)
@@ -170,8 +171,7 @@ func deadline(t testing.TB, cond func() bool) {
 	nstest.Until(t, "the condition of this line", cond)
 }
 
-// A container's namespace is new after each of its restarts: the watcher moves
-// the service there.
+// TestWatcherFollowsNamespace: the watcher moves a service to the new namespace of a restarted container.
 func TestWatcherFollowsNamespace(t *testing.T) { eachEngine(t, testWatcherFollowsNamespace) }
 
 func testWatcherFollowsNamespace(t *testing.T) {
