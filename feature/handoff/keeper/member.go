@@ -37,8 +37,8 @@ type member struct {
 	ready   bool      // accepts sessions
 	standby bool      // accepts only sessions not accepted by a newer member of its name
 	alone   bool      // stood by, and was told that no newer member is left
-	patient time.Time // not told so before then
-	asked   time.Time // time of the oldest unread probe: see prove
+	patient time.Time // earliest time to be told that
+	asked   time.Time // time of the unread probe: see prove
 	hangs   bool      // has not read it for slowTime
 	load    uint32
 	loaded  bool      // has sent its load

@@ -32,8 +32,9 @@ type Source struct {
 	Parks bool
 }
 
-// Resumed returns the source of a session after its agent died during the move of that epoch. Another process had the
-// socket. stopped means a stopped socket was found: its state may have been sent. The nonce is the move's first one.
+// Resumed returns the source of a session after its agent died during the move of that epoch. The socket survived in
+// another process. stopped means it was found stopped: its state may have been sent. The nonce is the one from the
+// move's start.
 func Resumed(e Epoch, b Nonce, stopped bool) Source {
 	return Source{Phase: Reclaiming, Epoch: e, Sent: stopped, Nonce: b}
 }
