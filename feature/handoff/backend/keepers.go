@@ -63,7 +63,7 @@ func (p *keeperClient) run(ctx context.Context) {
 func (p *keeperClient) dial(ctx context.Context) (*wire.Conn, error) {
 	c, err := wire.Dial(ctx, p.a.o.Keeper)
 	if err != nil {
-		return nil, fmt.Errorf("is weir serve, or weir handoff keep, running? %w", err)
+		return nil, fmt.Errorf("connect to the keeper (run weir serve, or weir handoff keep): %w", err)
 	}
 	c.SetReadDeadline(time.Now().Add(keeperTimeout))
 	err = c.Send(&wire.Message{Type: wire.Hello, Seq: 1, Text: p.service, Name: p.name, Number: p.caps})

@@ -94,7 +94,7 @@ func (w World) events(yield func(kind, event string, next World)) {
 		if w.mail[i].m.Kind == move.Buffer { // a source that sends it twice uses no nonce: see Source.Retry
 			continue
 		}
-		try("repeated", l+" comes, and will again", func(b *Bounds) *uint8 { return &b.Repeats }, func(n *World) {
+		try("repeated", l+" arrives, and will arrive again", func(b *Bounds) *uint8 { return &b.Repeats }, func(n *World) {
 			again := n.mail[i]
 			n.deliver(i)
 			n.repost(again)
@@ -267,11 +267,11 @@ func (w World) quiesce() string {
 	case w.SSock == Live && w.DSock == Live:
 		return "in the end two applications have the session"
 	case w.SSock == Stopped || w.DSock == Stopped:
-		return "in the end a socket is left that nobody has"
+		return "in the end a stopped socket is left without an owner"
 	case !w.killed && !w.Over && at != 1:
-		return fmt.Sprintf("nobody was killed, and in the end %d sockets serve the session: %v", at, w)
+		return fmt.Sprintf("without a kill, %d sockets serve the session in the end: %v", at, w)
 	case knew && at != 1:
-		return fmt.Sprintf("a socket knew the session, and in the end %d do: %v", at, w)
+		return fmt.Sprintf("a socket had the client's data, and in the end %d sockets have it: %v", at, w)
 	}
 	return ""
 }

@@ -242,7 +242,7 @@ func (w *World) source(do move.Do) {
 			}
 		case move.Thaw:
 			if w.SSock == Stopped && w.Over {
-				w.bad = "the source goes on with a session that has ended at the destination"
+				w.bad = "the source continues a session after its end at the destination"
 			}
 			if w.SSock == Stopped {
 				w.SSock = Live
@@ -350,7 +350,7 @@ func (w *World) packet() {
 
 func (w *World) served(knows *uint8, by move.Backend) {
 	if *knows != w.Client {
-		w.bad = fmt.Sprintf("backend %d serves the client, who has been told %d things, of which it knows %d", by, w.Client, *knows)
+		w.bad = fmt.Sprintf("backend %d serves the client: %d items were sent to it, the socket knows %d", by, w.Client, *knows)
 	}
 	w.Client++
 	*knows = w.Client
@@ -363,7 +363,7 @@ func (w *World) reset(by move.Backend) {
 		return
 	}
 	if knew {
-		w.bad = fmt.Sprintf("backend %d resets the client while a socket lives that knows the session", by)
+		w.bad = fmt.Sprintf("backend %d resets the client while a socket with its data lives", by)
 	}
 	w.Reset = true
 }
