@@ -54,8 +54,8 @@ func share(h, n uint32) uint32 { return uint32(uint64(h) * uint64(n) >> 32) }
 func (t *index) find(key uint32) uint32 { return t.slot(key, t.Displacement[t.bucket(key)]) }
 
 // shape sizes an empty hash for a number of keys: five sixths full, with two keys a bucket. The
-// displacements should fit the caches. With larger buckets or fewer slots the last buckets would
-// find no place.
+// parts read at random should fit the caches. With larger buckets or fewer slots the last buckets
+// would find no place.
 func (t *index) shape(keys int) {
 	slots := min(max(minSlots, keys*6/5), maxSlots)
 	t.Slots, t.Buckets = uint32(slots), uint32(min(slots*5/12, 1<<bucketBits))

@@ -112,8 +112,8 @@ func (m *memory) enter(key, e uint32) bool {
 	return true
 }
 
-// below returns the root's data for the 32 bits of a group: the value in force, the page of the
-// group if it lies there, and whether exactly these bits are a prefix.
+// below returns the root's data for the 32 bits of a group: the value in force, and the page of the
+// group, if any. own reports whether exactly these bits are a prefix.
 func (m *memory) below(t *index, key uint32) (value, page uint32, own bool) {
 	e := t.Root6[key>>16]
 	for isPage(e) {
