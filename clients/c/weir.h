@@ -7,8 +7,8 @@
  *		fprintf(stderr, "%s\n", error);
  *
  * Call it when the sockets are bound and the program is ready to serve. The kernel withdraws the
- * slot when the process exits, so there is nothing to undo. weir serve is trusted if it runs as
- * root, as this process's user, as the owner of the socket's directory, or as the user number in
+ * slot when the process exits, so there is nothing to undo. weir serve must run as root, as this
+ * process's user, as the owner of the socket's directory, or as the user number in
  * $WEIR_REGISTER_UID. Requires C99 or C++ and no library.
  */
 #ifndef WEIR_H
@@ -46,9 +46,9 @@ extern "C" {
 #define WEIR_SO_PEERCRED_ 17
 #endif
 
-/* Reports whether the process at path belongs to root, this user, the user (a number) in the
- * environment variable env, or the owner of the socket's directory. Anyone can bind an abstract
- * name. Sets *uid to its user. */
+/* Reports whether the process at path is trusted. It must belong to root, this user, the user
+ * number in the environment variable env, or the owner of the socket's directory. Anyone can bind
+ * an abstract name. Sets *uid to its user. */
 static inline int weir_register_believes_(int fd, const char *path, const char *env,
 					  unsigned int *uid)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * This header keeps the TCP sessions of a C or C++ server alive when its process ends. A keeper (weir
- * serve or weir handoff keep) has a duplicate of each connection. docs/HANDOFF.md lists the
+ * This header keeps the TCP sessions of a C or C++ server alive when its process ends. A keeper
+ * (weir serve or weir handoff keep) has a duplicate of each connection. docs/HANDOFF.md lists the
  * guarantees.
  *
  *	struct weir_handoff h;
@@ -22,12 +22,12 @@
  *			break;			// ECANCELED: replaced
  *	weir_handoff_stop(&h);
  *
- * weir_handoff_transfer() gives a session to a member by name. For sessions that survive SIGKILL,
- * read with weir_session_recv(), write with weir_session_send(), and call weir_handoff_commit()
- * after each read with the application's state. Sockets are non-blocking, because other processes
- * share that flag. If another process owns a session, recv, send and commit fail with ESTALE. Close
- * the session then. A struct weir_handoff is not safe for concurrent use. Requires C99 (-std=gnu99,
- * or _GNU_SOURCE) or C++, and no library.
+ * weir_handoff_transfer() gives a session to a member by name. To survive SIGKILL, read with
+ * weir_session_recv() and write with weir_session_send(). Call weir_handoff_commit() with the
+ * application's state after each read. Sockets are non-blocking, because other processes share that
+ * flag. If another process owns a session, recv, send and commit fail with ESTALE. Close the
+ * session then. A struct weir_handoff is not safe for concurrent use. Requires C99 (-std=gnu99, or
+ * _GNU_SOURCE) or C++, and no library.
  */
 #ifndef WEIR_HANDOFF_H
 #define WEIR_HANDOFF_H
@@ -169,10 +169,10 @@ struct weir_handoff {
 	/*
 	 * Set this between weir_handoff_init() and weir_handoff_start() to support moves on
 	 * request: weir handoff send, or a change of steering. weir_handoff_accept() calls it with
-	 * the number of a session (id; 0: all) and the name of a member ("": any). The function then calls
-	 * weir_handoff_transfer(). On failure the session stays. When a newer process of this name
-	 * is ready, weir_handoff_accept() calls it with 0 and that name, and again for returned
-	 * sessions.
+	 * the number of a session (id; 0: all) and the name of a member ("": any). The function
+	 * then calls weir_handoff_transfer(). On failure the session stays. When a newer process of
+	 * this name is ready, weir_handoff_accept() calls it with 0 and that name, and again for
+	 * returned sessions.
 	 */
 	void (*move)(struct weir_handoff *h, uint64_t session, const char *to);
 	void *arg; /* for the caller */
@@ -1129,9 +1129,9 @@ static inline int weir_keep_all_(struct weir_handoff *h)
 	return 0;
 }
 
-/* Reports whether the process at path belongs to root, this user, the user (a number) in the
- * environment variable env, or the owner of the socket's directory. Anyone can bind an abstract
- * name. Sets *uid to its user. */
+/* Reports whether the process at path is trusted. It must belong to root, this user, the user
+ * number in the environment variable env, or the owner of the socket's directory. Anyone can bind
+ * an abstract name. Sets *uid to its user. */
 static inline int weir_believes_(int fd, const char *path, const char *env, unsigned int *uid)
 {
 	struct {

@@ -135,10 +135,10 @@ func name(conn syscall.Conn) string {
 	return fmt.Sprintf("%T", conn)
 }
 
-// SetLimits changes the limit at once, or switches to counting without refusals (Dry). Each is of
-// no use here. It returns [ErrClosed] after Close. With a grant it returns [ErrAboveGrant] for a
-// higher limit, for none, and for Dry. That check is a convention and no barrier, because a process
-// can always remove the filter of its own socket.
+// SetLimits changes the limit at once, or switches to counting without refusals (Dry). The field
+// Each has no effect here. It returns [ErrClosed] after Close. With a grant it returns
+// [ErrAboveGrant] for a higher limit, for none, and for Dry. That check is a convention and no
+// barrier, because a process can always remove the filter of its own socket.
 func (g *Guard) SetLimits(l Limits) error {
 	if l.Total > MaxLimit {
 		return fmt.Errorf("limit %d: above the highest limit, %s", uint64(l.Total), MaxLimit)

@@ -100,8 +100,8 @@ func (c Client) Slot(ctx context.Context, service string, slot int) error {
 	return fmt.Errorf("weir serve: %s", text)
 }
 
-// dial connects. Another user can keep the listen queue full for a moment. connect(2) then fails with
-// EAGAIN, and dial retries.
+// dial connects. Another user can keep the listen queue full for a moment. connect(2) then fails
+// with EAGAIN, and dial retries.
 func dial(ctx context.Context, path string) (net.Conn, error) {
 	for {
 		c, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
@@ -116,8 +116,8 @@ func dial(ctx context.Context, path string) (net.Conn, error) {
 	}
 }
 
-// believable checks the user of the server process: root, this process's user, the user (a number)
-// in $WEIR_REGISTER_UID, or the owner of the socket's directory.
+// believable checks the user of the server process. It must be root, this process's user, the user
+// number in $WEIR_REGISTER_UID, or the owner of the socket's directory.
 func believable(c *net.UnixConn, path string) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
