@@ -155,8 +155,8 @@ func (p *peerConns) oldest() uint64 {
 	return 0
 }
 
-// evict closes the peer's longest idle connection, else the longest busy one over its limit. It
-// returns nil if there is none. l.mu is held.
+// evict closes the peer's longest idle connection, else the longest busy one if that exceeds a
+// tenth of Options.Write. It returns nil if there is none. l.mu is held.
 func (l *Listener) evict(p *peerConns) *Conn {
 	var c *Conn
 	switch {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package awake keeps a machine's CPUs out of idle states while every wake-up counts. A CPU takes
-// time to leave one: tens of microseconds in a virtual machine, because the host has to schedule
-// it, and 100 us and more in deep states of a real machine. A move of a session waits for a dozen
-// wake-ups of otherwise idle processes. Their units set the scheduling of such processes (Nice=).
+// time to leave one. In a virtual machine it takes tens of microseconds, because the host has to
+// schedule it. In deep states of a real machine it takes 100 us and more. A move of a session waits
+// for a dozen wake-ups of otherwise idle processes. Their units set the scheduling of such
+// processes (Nice=).
 package awake
 
 import (

@@ -26,7 +26,7 @@ type reservation struct {
 
 // reduce withdraws reservations until they fit a limit of perEpoch packets per epoch. Under attack
 // three quarters of it can be reserved (guard_room, source.h). Otherwise lowering a limit during a
-// flood would not help: under the higher limit the flood's sources behaved, and their reservations
+// flood would not help. Under the higher limit the flood's sources behaved, and their reservations
 // would leave no room for others.
 //
 // The reservations of a flood are many and alike. So half of the room stays with the largest ones,

@@ -2,7 +2,7 @@
 
 // Package safefile reads files at paths writable by another user: pid files, lists of devices and
 // prefixes, files of daemons. With [os.Open] at such a path, a root process may wait forever (a
-// FIFO), acquire a terminal, read a secret file (a symbolic link), or read endlessly.
+// FIFO) or acquire a terminal. It may read a secret file (a symbolic link), or read endlessly.
 package safefile
 
 import (

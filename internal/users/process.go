@@ -112,9 +112,9 @@ func (id *Identity) SysProcAttr() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setsid: true, Credential: &id.Credential}
 }
 
-// Confine prevents programs started by this thread from gaining privileges: by set-user-ID
-// programs, file capabilities, or, as root, by capabilities that the process of the identity lacks.
-// It is irreversible, so discard the thread afterwards.
+// Confine prevents programs started by this thread from gaining privileges by set-user-ID programs
+// or file capabilities. As root, it also removes the capabilities missing in the process of the
+// identity. It is irreversible, so discard the thread afterwards.
 func (id *Identity) Confine() error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("no_new_privs: %w", err)
