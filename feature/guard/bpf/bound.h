@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
  * Bounds for unreserved sources before they count as heavy. A source, network or source port is
- * refused for taking the room of others, not for its size: a company's clients behind one /24 may
- * be all there are. Both bounds therefore begin high. They fall while two conditions hold:
- * returning sources are refused, and a quarter of these packets belong to senders affected by a
- * lower bound. They rise slowly while all have room.
+ * refused for taking the room of others. Its size alone is no reason: one /24 may have all clients
+ * of a service. Both bounds therefore begin high. They fall while two conditions hold: returning
+ * sources are refused, and a quarter of these packets belong to senders affected by a lower bound.
+ * They rise slowly while all have room.
  */
 #ifndef WEIR_GUARD_BOUND_H
 #define WEIR_GUARD_BOUND_H

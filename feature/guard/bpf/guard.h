@@ -84,7 +84,7 @@ struct guard_total {
 	__u32 reserved; /* exact sum of the reservations, packets an epoch */
 	__u32 holders;	/* number of reservations */
 	__u32 behaved;	/* sources that behaved, counted for the next fair */
-	__u32 sweep;	/* next bucket to search for reservations of silent sources */
+	__u32 sweep;	/* next eight sources to search for expired reservations */
 	__u32 granted; /* maximum packets/s for an unprivileged process, 0: any; unused by programs */
 	__u32 held;    /* epoch of the last packet from a source with a reservation */
 	/* Bounds for unreserved sources (bound.h). A window is 2^27 ns, 134 ms. */

@@ -70,9 +70,9 @@ static __always_inline __u32 guard_calm(const struct guard_total *t, const struc
 }
 
 /*
- * guard_allowed returns the maximum packets an epoch of a behaving source without a reservation:
- * guard_calm, or twice the rate shown for enough epochs to earn a reservation. A resolver known
- * before the attack, without room for its reservation, keeps behaving at its rate.
+ * guard_allowed returns the maximum packets an epoch of a behaving source without a reservation.
+ * It is guard_calm, or twice the rate shown for enough epochs to earn a reservation. A resolver
+ * known before the attack, without room for its reservation, keeps behaving at its rate.
  */
 __noinline __u32 guard_allowed(struct guard_state *s, __u64 w, __u32 hot)
 {

@@ -33,9 +33,9 @@ struct guard_top_key {
 /*
  * guard_top_file adds a sampled packet to one level. A new pattern replaces the lightest of its set
  * with a probability of its weight divided by the sum of both. A heavy pattern enters soon, and
- * noise seldom displaces it (random admission, Basat et al. 2017). Unlike there, it does not
- * inherit the weight of the replaced pattern: a weight counts only packets recorded for this
- * pattern, and status blames no source for others' packets.
+ * noise seldom displaces it (random admission, Basat et al. 2017). Unlike in the paper, it does not
+ * inherit the weight of the replaced pattern. A weight counts only packets recorded for this
+ * pattern, so status blames no source for others' packets.
  */
 static __always_inline void guard_top_file(struct guard_top *top, const struct guard_top_key *key,
 					   __u64 hash, __u32 at, __u32 random)
