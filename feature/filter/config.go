@@ -365,7 +365,7 @@ func (f Filter) validateRules(i int) []error {
 			fail("no action: want drop, pass or count")
 		}
 		if first, ok := keys[r.Key()]; ok {
-			fail("the same name, or expression, as rules[%d]: give it a name of its own", first)
+			fail("the same name, or expression, as rules[%d]: set a unique name", first)
 		}
 		keys[r.Key()] = n
 		if err := r.check(f); err != nil && f.Hook != "" {

@@ -87,7 +87,7 @@ func (f *form) inherit(from *instance) error {
 	}
 	for i, key := range f.pub.Filter.countKeys() {
 		if err := f.maps["base"].Put(uint32(i), sums[key]); err != nil {
-			return fmt.Errorf("carry counts on: %w", err)
+			return fmt.Errorf("carry over the counts of rules: %w", err)
 		}
 	}
 	f.pub.Before = from.pub.Filter.countKeys()
