@@ -23,7 +23,7 @@ export BPF2GO_STRIP = llvm-strip-14
 GENERATED := *_bpfe[lb].go *_bpfe[lb].o *_bpfe[lb].image *_x86_bpfel.go *_x86_bpfel.o
 
 # The product, then the lab, a module with its own libraries. (lab/peers/goflow2 is built separately.)
-MODULES := . lab
+MODULES := . lab lint
 
 # each COMMAND: runs it in every module, even after a failure.
 each = @status=0; for m in $(MODULES); do (set -x; cd "$$m"; $(1)) || status=1; done; exit $$status
@@ -50,7 +50,7 @@ LONGEST := ./feature/reroute/bfd/engine ./feature/reroute/liveness ./feature/rer
 test: build bin/goflow2 ## all tests; without root, tests needing the kernel skip
 	@waiting=$$($(GO) list $(WAITING)); others=$$($(GO) list ./... | grep -vxF "$$waiting"); status=0; \
 	run() { $(GO) test -timeout 20m $(TESTFLAGS) "$$@" || status=1; }; \
-	run -p 4 $(WAITING); run -p 2 $(LONGEST) $$others; cd lab; run -p 2 ./replay ./...; exit $$status
+	run -p 4 $(WAITING); run -p 2 $(LONGEST) $$others; (cd lab; run -p 2 ./replay ./...; exit $$status) || status=1; cd lint; run ./...; exit $$status
 
 # Packages for the race detector: the ones with most shared state, above all sessions and their agents. Others are omitted
 # for time (CI allows four minutes, and the detector makes Go three to five times as slow). Tests of steer, guard, filter,
@@ -138,6 +138,23 @@ lint-shell:
 .PHONY: lint-c
 lint-c:
 	clang-format-14 --dry-run -Werror $(call files,'*.bpf.c' '*.h')
+
+# The linter of the pages and of the golden texts. Its build compiles C grammars for a minute or two: it is kept.
+bin/vale: lint/go.mod lint/go.sum
+	@mkdir -p bin
+	cd lint && CGO_ENABLED=1 $(GO) build -buildvcs=false -o ../$@ github.com/vale-cli/vale/v3/cmd/vale
+
+.PHONY: prose
+prose: bin/vale ## measure comments, pages and commit subjects, lint pages, help texts and log messages (docs/STYLE.md)
+	@status=0; (cd lint && $(GO) run ./prose) || status=1; \
+	bin/vale --config lint/vale/vale.ini --no-wrap $(PAGES) lint/texts || status=1; exit $$status
+
+# Pages for readers. RESULTS.md is the lab's output.
+PAGES = $(filter-out docs/RESULTS.md LICENSES/%,$(call files,'*.md'))
+
+.PHONY: texts
+texts: build ## write the golden files of help texts and log messages again (lint/texts)
+	cd lint && $(GO) test ./texts -count 1 -update
 
 .PHONY: vm
 vm: ## the tests of vm/packages on Debian's kernels 5.10, 6.1, 6.12 and newest, under QEMU
