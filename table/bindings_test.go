@@ -74,7 +74,7 @@ func checkBindings(t *testing.T, b *table.Bindings, m bound) {
 		}
 	}
 	if n != len(m) || b.Len() != n {
-		t.Fatalf("%d bindings, Len says %d, want %d", n, b.Len(), len(m))
+		t.Fatalf("%d bindings, Len is %d, want %d", n, b.Len(), len(m))
 	}
 }
 
@@ -87,7 +87,7 @@ func checkBound(t *testing.T, p *tabletest.Bound, b *table.Bindings, m bound, a 
 	}
 	v, bits, err := p.Lookup(a, proto, port)
 	if err != nil || v != want.Value || ok && bits != want.Prefix.Bits() {
-		t.Fatalf("the program says of %s, %d, %d: %d /%d, %v, want %+v", a, proto, port, v, bits, err, want)
+		t.Fatalf("the program returns for %s, %d, %d: %d /%d, %v, want %+v", a, proto, port, v, bits, err, want)
 	}
 }
 
@@ -201,7 +201,7 @@ func TestBindingsReaders(t *testing.T) {
 	close(stop)
 	<-done
 	if wrong := torn.Load(); wrong != nil {
-		t.Errorf("of %d lookups one gave what was never bound: %s", seen.Load(), *wrong)
+		t.Errorf("one of %d lookups returned a value never bound: %s", seen.Load(), *wrong)
 	}
 	if seen.Load() < 1000 {
 		t.Errorf("only %d lookups in a minute: the test shows nothing", seen.Load())

@@ -44,7 +44,7 @@ func TestGrace(t *testing.T) {
 		free := m.freePages()
 		for number := range forbidden {
 			if free[number] {
-				t.Fatalf("step %d: page %d is free, and nobody waited for its readers", i, number)
+				t.Fatalf("step %d: page %d is free without a grace period", i, number)
 			}
 		}
 	}

@@ -146,7 +146,7 @@ func checkAll(t *testing.T, tab *Table, m model) {
 		}
 	}
 	if len(found) != len(m) || tab.Len() != len(m) {
-		t.Fatalf("%d prefixes, Len says %d, want %d", len(found), tab.Len(), len(m))
+		t.Fatalf("%d prefixes, Len is %d, want %d", len(found), tab.Len(), len(m))
 	}
 }
 
