@@ -22,12 +22,12 @@ func TestBalancer(t *testing.T) {
 	}{
 		{"nobody else", nil, 100, ""},
 		{"little waits", map[string]uint32{"1": 0}, 3, ""},
-		{"one that is idle", map[string]uint32{"1": 0}, 4, "1"},
+		{"an idle member", map[string]uint32{"1": 0}, 4, "1"},
 		{"all have as much", map[string]uint32{"1": 4, "@b": 3}, 5, ""},
 		{"less by the gain", map[string]uint32{"1": 4, "@b": 2}, 5, "@b"},
 		{"the least", map[string]uint32{"1": 2, "2": 1, "@b": 2}, 9, "2"},
 		{"the nearer of two", map[string]uint32{"@a": 0, "1": 0, "@b": 0}, 9, "1"},
-		{"one that is away", map[string]uint32{"@b": ^uint32(0)}, 1000, ""},
+		{"an absent member", map[string]uint32{"@b": ^uint32(0)}, 1000, ""},
 	} {
 		if got := with(c.loads).Where(c.waiting); got != c.want {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
@@ -52,7 +52,7 @@ func TestBalancerCountsWhatItGave(t *testing.T) {
 	b := &Balancer{Member: &Member{loads: map[string]uint32{"1": 0}}, Threshold: 4, Gain: 3}
 	for b.Where(10) != "" {
 	}
-	nstest.Until(t, "what was given long ago does not count", func() bool { return b.Where(6) == "1" })
+	nstest.Until(t, "old gifts no longer count", func() bool { return b.Where(6) == "1" })
 }
 
 // countsWhatItGave returns the faults of a balancer before it forgets anything.
@@ -68,11 +68,11 @@ func countsWhatItGave() (wrong []string) {
 	}
 	b.GaveNot("1")
 	if b.Where(6) != "1" {
-		wrong = append(wrong, "what could not be given still counts")
+		wrong = append(wrong, "a failed transfer still counts")
 	}
 	m.setLoad("1", 1) // the other has received one: from now on its report counts
 	if b.Where(6) != "1" {
-		wrong = append(wrong, "what is in the other's load counts twice")
+		wrong = append(wrong, "a session in the other's load counts twice")
 	}
 	return wrong
 }

@@ -194,9 +194,9 @@ func TestLanguages(t *testing.T) {
 					return nil
 				}
 				if line != s.says && line != "moved 0, failed 0" { // it did not have the session yet
-					t.Fatalf("%s says %q", at, line)
+					t.Fatalf("%s prints %q", at, line)
 				}
-				return fmt.Errorf("%s says %q, sessions %+v", at, line, w.sessions("session"))
+				return fmt.Errorf("%s prints %q, sessions %+v", at, line, w.sessions("session"))
 			})
 		}
 	}

@@ -59,7 +59,7 @@ func TestForget(t *testing.T) {
 	}
 	m.Kill()
 	if _, err := forget("1", 0); !errors.Is(err, wire.ErrNotFound) {
-		t.Errorf("a member that never was: %v", err)
+		t.Errorf("an unknown member: %v", err)
 	}
 	if n, err := forget("0", 0); err != nil || n != 2 {
 		t.Errorf("%d, %v", n, err)
@@ -102,7 +102,7 @@ func TestAddressChange(t *testing.T) {
 	}
 	_, err = handoff.Listen(t.Context(), "tcp4", "0.0.0.0:"+port, handoff.Options{Service: "talk", Name: "0", Keeper: w.socket})
 	if !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(err.Error(), "weir handoff forget --listeners") {
-		t.Errorf("an address that overlaps: %v", err)
+		t.Errorf("an overlapping address: %v", err)
 	}
 	if n := w.counts(); n.Transfers != 0 {
 		t.Errorf("%+v", n)

@@ -38,8 +38,8 @@ func TestLoadsOfMembersThatHaveGone(t *testing.T) {
 	if err := next.Close(); err != nil {
 		t.Fatal(err)
 	}
-	nstest.Until(t, "nobody is left", func() bool { return len(busy.Loads()) == 0 })
+	nstest.Until(t, "no load is left", func() bool { return len(busy.Loads()) == 0 })
 	if to := b.Where(100); to != "" {
-		t.Errorf("sessions go to %q, who has gone", to)
+		t.Errorf("sessions go to %q, a gone member", to)
 	}
 }

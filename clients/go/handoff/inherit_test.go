@@ -154,7 +154,7 @@ func TestInheritRefuses(t *testing.T) {
 				t.Errorf("%v; want %q", err, x.want)
 			}
 			if _, err := peer.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) && what != "no sockets" {
-				t.Errorf("the peer hears %v, want a reset", err)
+				t.Errorf("the peer gets %v, want a reset", err)
 			}
 		})
 	}

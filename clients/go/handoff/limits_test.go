@@ -138,7 +138,7 @@ func TestSlowMember(t *testing.T) {
 	}
 	time.Sleep(2200 * time.Millisecond)
 	if err := l.Transfer(s2, "slow", nil); !errors.Is(err, handoff.ErrSlow) {
-		t.Errorf("to a member that does not answer: %v", err)
+		t.Errorf("to a member without an answer: %v", err)
 	}
 	slow.Signal(syscall.SIGCONT)
 	nstest.Until(t, "it answers", func() bool { return l.Transfer(s2, "slow", nil) == nil })

@@ -165,7 +165,7 @@ func TestTransfer(t *testing.T) {
 		got := make([]byte, len(want))
 		peer.SetReadDeadline(time.Now().Add(patience))
 		if n, err := peer.Read(got); err != nil || string(got[:n]) != want {
-			t.Fatalf("the peer hears %q, %v; want %q", got[:n], err, want)
+			t.Fatalf("the peer gets %q, %v; want %q", got[:n], err, want)
 		}
 	}
 	s := accept(a)
@@ -181,13 +181,13 @@ func TestTransfer(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := s.Read(make([]byte, 9)); err != handoff.ErrMoved {
-		t.Errorf("reading what has moved: %v", err)
+		t.Errorf("read of a moved session: %v", err)
 	}
 	if _, err := s.Write([]byte("x")); err != handoff.ErrMoved {
-		t.Errorf("writing what has moved: %v", err)
+		t.Errorf("write to a moved session: %v", err)
 	}
 	if err := s.Commit(nil); err != handoff.ErrMoved {
-		t.Errorf("committing what has moved: %v", err)
+		t.Errorf("commit of a moved session: %v", err)
 	}
 	write(peer, "ee four")
 	s = accept(b)
@@ -312,7 +312,7 @@ func TestTransferWhileWaiting(t *testing.T) {
 	}
 	select {
 	case err := <-ended:
-		t.Fatalf("ended by a transfer that was not: %v", err)
+		t.Fatalf("ended by a failed transfer: %v", err)
 	case <-time.After(50 * time.Millisecond):
 	}
 	b, err := handoff.Listen(t.Context(), "tcp", "127.0.0.1:0", handoff.Options{Service: "talk", Name: "b", Keeper: w.socket, Timeout: patience})
@@ -325,7 +325,7 @@ func TestTransferWhileWaiting(t *testing.T) {
 	}
 	for range 2 {
 		if err := <-ended; err != handoff.ErrMoved {
-			t.Errorf("whoever waited: %v, want ErrMoved", err)
+			t.Errorf("waiting call: %v, want ErrMoved", err)
 		}
 	}
 	s, err = b.AcceptSession()

@@ -50,7 +50,7 @@ func TestReplacedPacketConn(t *testing.T) {
 	w.join("0")
 	for range reads {
 		if e := <-ends; e.err != handoff.ErrReplaced {
-			t.Errorf("%s: %v, want that it is replaced", e.name, e.err)
+			t.Errorf("%s: %v, want ErrReplaced", e.name, e.err)
 		}
 	}
 	if err := p.Close(); err != nil && !errors.Is(err, net.ErrClosed) {

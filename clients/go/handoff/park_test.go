@@ -103,7 +103,7 @@ func TestPark(t *testing.T) {
 	w.at("b") // after 3 s without an order
 	moves := w.sessions("session")[0].Moves
 	if moves != 1 {
-		t.Errorf("%d moves, want the one", moves)
+		t.Errorf("%d moves, want 1", moves)
 	}
 	// Its member dies meanwhile and is not needed.
 	park(d)
@@ -135,7 +135,7 @@ func TestParkStays(t *testing.T) {
 	stop(t, m)
 	parked, stay, err := d.Suspend(t.Context(), 100*time.Millisecond, id)
 	if err != nil || len(parked) != 0 || !errors.Is(stay[id], handoff.ErrSlow) {
-		t.Errorf("of a member that is stopped: %v, %v, %v", parked, stay, err)
+		t.Errorf("of a stopped member: %v, %v, %v", parked, stay, err)
 	}
 	m.Signal(syscall.SIGCONT)
 	w.at("a") // its answer is too late now

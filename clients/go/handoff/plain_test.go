@@ -79,7 +79,7 @@ func TestHTTP(t *testing.T) {
 	next := w.join("0")
 	serveHTTP(t, next, "the new release")
 	if err := <-ended; !errors.Is(err, handoff.ErrReplaced) {
-		t.Errorf("%v, want that it is replaced", err)
+		t.Errorf("%v, want ErrReplaced", err)
 	}
 	other := browse(t, next.Addr())
 	other.ask("/y")
@@ -134,7 +134,7 @@ func TestHTTPAndSessions(t *testing.T) {
 	}
 	s, err = l.AcceptSession()
 	if err != nil || string(s.State()) != "state" {
-		t.Fatalf("it has not come back: %v", err)
+		t.Fatalf("the session did not come back: %v", err)
 	}
 	if n, err := s.Read(buf); err != nil || string(buf[:n]) != "/min" {
 		t.Errorf("after it came back: %q, %v", buf[:n], err)

@@ -36,7 +36,7 @@ func TestProbeCutTransfer(t *testing.T) {
 				p.want("commit 0 16", "0")
 				stop(t, k)
 				if got, took := p.says(patience, "transfer 0 17 "+c.to); got != "-1 ESTALE" || took < 4900*time.Millisecond {
-					t.Errorf("a transfer that is not answered: %s after %v", got, took)
+					t.Errorf("a transfer without an answer: %s after %v", got, took)
 				}
 				for _, order := range []string{"recv 0 10", "send 0 10", "commit 0 18", "transfer 0 18 1"} {
 					p.want(order, "-1 ESTALE")

@@ -113,7 +113,7 @@ func TestProbeGivenAmidstTransfer(t *testing.T) {
 			<-d.took
 			p.want("idle 500", "0")
 			peer.Close()
-			nstest.Until(t, "the session has been taken", func() bool { got, _ := p.says(patience, "recv 1 10"); return got == "0" })
+			nstest.Until(t, "the session is accepted", func() bool { got, _ := p.says(patience, "recv 1 10"); return got == "0" })
 		})
 	}
 }

@@ -102,7 +102,7 @@ func TestProbeSignals(t *testing.T) {
 	}
 	accept := func(x *probe) { // a signal ends an accept
 		t.Helper()
-		nstest.Until(t, "the session has come", func() bool { got, _ := x.says(patience, "accept 30000"); return got == "1" })
+		nstest.Until(t, "the session has arrived", func() bool { got, _ := x.says(patience, "accept 30000"); return got == "1" })
 	}
 	at, next := p, other
 	for i, to := range []string{"1", "0", "1", "0", "1", "0"} {

@@ -126,11 +126,11 @@ func TestBrokenRelease(t *testing.T) {
 				if err := broken.Run(); err == nil || broken.ProcessState.ExitCode() != 3 {
 					t.Fatal(err)
 				}
-				nstest.Until(t, fmt.Sprintf("after one of %d the process before has all", dies), func() bool { return w.allAt(old.PID(), sessions) })
+				nstest.Until(t, fmt.Sprintf("after a release with %d sessions the old process has all", dies), func() bool { return w.allAt(old.PID(), sessions) })
 				if err := w.answers(patience); err != nil {
-					t.Errorf("after one that has died with %d sessions a new client: %v", dies, err)
+					t.Errorf("a new client after the death of a release with %d sessions: %v", dies, err)
 				}
-				nstest.Until(t, "the new client has gone", func() bool { return len(w.sessions("session")) == sessions })
+				nstest.Until(t, "the new client is gone", func() bool { return len(w.sessions("session")) == sessions })
 			}
 			next := release(w)
 			nstest.Until(t, "the new one has all", func() bool { return w.allAt(next.PID(), sessions) })
@@ -153,7 +153,7 @@ func TestPoorSuccessor(t *testing.T) {
 			old := release(w)
 			all := w.crowd(50)
 			poor := nstest.StartReady(t, nstest.Child("member", w.socket, "talk", "0", w.address, 0, "poor"))
-			nstest.Until(t, "it has some, and the process before the others", func() bool {
+			nstest.Until(t, "it has some, and the old process the others", func() bool {
 				some, others := 0, 0
 				for _, s := range w.sessions("session") {
 					switch {
@@ -265,7 +265,7 @@ func TestStandbyNextKeeper(t *testing.T) {
 				if when == "after" {
 					nstest.Until(t, "both are back", func() bool { return k.allAt(next.PID(), len(all)) && len(k.ready()) == 2 })
 					next.Kill()
-					nstest.Until(t, "the process before has all again", func() bool { return k.allAt(old.PID(), len(all)) })
+					nstest.Until(t, "the old process has all again", func() bool { return k.allAt(old.PID(), len(all)) })
 				}
 				if err := k.answers(patience); err != nil {
 					t.Error(err)
@@ -284,7 +284,7 @@ func TestStandbyNextKeeper(t *testing.T) {
 // standsBy waits until a member stands by.
 func (w *world) standsBy() {
 	w.t.Helper()
-	nstest.Until(w.t, "the process before stands by", func() bool {
+	nstest.Until(w.t, "the old process stands by", func() bool {
 		return slices.ContainsFunc(w.keeper.Report().Services[0].Members, func(m keeper.Member) bool { return m.Standby })
 	})
 }
@@ -414,12 +414,12 @@ func TestStandbyPackets(t *testing.T) {
 		m.Close()
 		peer.Write([]byte("y"))
 		if err := <-got; err != nil {
-			t.Errorf("%s: the one before: %v", way, err)
+			t.Errorf("%s: the old member: %v", way, err)
 		}
 	}
 	old.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
 	if _, err := old.Read(b); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("%v, want that the time is over", err)
+		t.Errorf("%v, want a timeout", err)
 	}
 }
 

@@ -38,12 +38,12 @@ func TestReplacedWhileAccepting(t *testing.T) {
 	<-old.Replaced()
 	select {
 	case err := <-ended:
-		t.Fatalf("%v, before the connection is kept", err)
+		t.Fatalf("ended before the connection is kept: %v", err)
 	case <-time.After(200 * time.Millisecond):
 	}
 	accepted(c.(*net.TCPConn))
 	if err := <-ended; !errors.Is(err, handoff.ErrReplaced) {
-		t.Errorf("%v, want that it is replaced", err)
+		t.Errorf("%v, want ErrReplaced", err)
 	}
 	stuck := time.AfterFunc(patience, func() { next.Close() })
 	defer stuck.Stop()

@@ -176,7 +176,7 @@ func TestStay(t *testing.T) {
 	fmt.Fprint(peer, "hello")
 	buf := make([]byte, 10)
 	if n, err := s.Read(buf); err != nil || string(buf[:n]) != "hello" {
-		t.Errorf("the session that stays reads %q, %v", buf[:n], err)
+		t.Errorf("the remaining session reads %q, %v", buf[:n], err)
 	}
 	if err := a.Transfer(s, "0", []byte("state")); err != nil {
 		t.Fatal(err)
@@ -219,7 +219,7 @@ func TestSend(t *testing.T) {
 	}
 	nstest.Until(t, "all have moved", func() bool { return len(of("b")) == 3 })
 	if err := handoff.Send(t.Context(), w.socket, "talk", "", 1, "b"); err == nil {
-		t.Error("a session that is not there was sent")
+		t.Error("an unknown session was sent")
 	}
 	for _, c := range clients {
 		c.finish()

@@ -73,7 +73,7 @@ func TestUsersAreApart(t *testing.T) {
 		}
 	}
 	as(1001, "2", w.address)
-	is("a process of the victim's user goes on with the session", 1001)
+	is("a process of the victim's user continues the session", 1001)
 
 	// Root may send it to another user's member, because steering moves devices between slots. Then
 	// it belongs to that user.
@@ -86,6 +86,6 @@ func TestUsersAreApart(t *testing.T) {
 		return uid == 1002
 	})
 	second.Kill()
-	is("another member of the user who has it now goes on with it", 1002)
+	is("another member of its new user continues the session", 1002)
 	c.finish()
 }
