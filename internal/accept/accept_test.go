@@ -72,7 +72,7 @@ func TestErrorsAreNotFatal(t *testing.T) {
 			t.Errorf("it waited for %s in all", d)
 		}
 		if n := strings.Count(out.String(), "cannot accept"); n != 1 || !strings.Contains(out.String(), "failures=7") {
-			t.Errorf("told %d times:\n%s", n, &out)
+			t.Errorf("logged %d times:\n%s", n, &out)
 		}
 		s.next <- net.ErrClosed
 		if _, err := l.Accept(); err == nil {

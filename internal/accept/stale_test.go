@@ -42,7 +42,7 @@ func TestRemoveStale(t *testing.T) {
 			t.Errorf("%s: %v", path, err)
 		}
 		if _, err := os.Lstat(path); err != nil {
-			t.Errorf("it is gone: %v", err)
+			t.Errorf("it was removed: %v", err)
 		}
 	}
 }
@@ -63,7 +63,7 @@ func TestCheckPath(t *testing.T) {
 				l.Close()
 			}
 			if said := accept.CheckPath(path); (said == nil) != (err == nil) {
-				t.Errorf("%d bytes of %s: %v, and the kernel says %v", n, beginning, said, err)
+				t.Errorf("%d bytes of %s: %v, but the kernel returns %v", n, beginning, said, err)
 			}
 		}
 	}

@@ -37,7 +37,7 @@ func TestFor(t *testing.T) {
 		}) == nil
 	}
 	if !asleep() {
-		t.Skip("need: kernel whose CPUs sleep: somebody keeps them from it for good")
+		t.Skip("need: kernel with idle states: another program keeps the CPUs awake")
 	}
 	const long = 200 * time.Millisecond
 	began := time.Now()

@@ -94,7 +94,7 @@ func TestAddresses(t *testing.T) {
 			t.Errorf("%s, %v, want %s", text(got), err, text(want))
 		}
 		if _, err := bounded.Getpeername(fd); err != unix.ENOTCONN {
-			t.Errorf("the peer of a socket that has none: %v", err)
+			t.Errorf("the peer of an unconnected socket: %v", err)
 		}
 	}
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

@@ -119,7 +119,7 @@ func broken(f source, imported string) string {
 		if f.test && to == "feature/featuretest" {
 			return ""
 		}
-		return "features never import each other; what two of them need moves down a floor"
+		return "features never import each other; move shared code down a floor"
 	case top(from) == "lab" && top(to) != "cmd":
 		return ""
 	case top(from) == "cmd" && top(to) == "cmd":
@@ -127,7 +127,7 @@ func broken(f source, imported string) string {
 	case target < own || top(from) == top(to) && target == own:
 		return ""
 	}
-	return fmt.Sprintf("floor %d may use lower floors only, and that is floor %d", own, target)
+	return fmt.Sprintf("floor %d may use only lower floors, not floor %d", own, target)
 }
 
 // rooms are the packages of a feature with an internal order, from the ground. A room imports only
@@ -307,7 +307,7 @@ func TestRules(t *testing.T) {
 		{"examples/register-go/a.go", "clients/go/register", ""},
 		{"clients/go/guard/a.go", "internal/guardstate", ""},
 		{"feature/guard/a_test.go", "clients/go/guard", ""},
-		{"clients/go/guard/a.go", "kernel", "floor 1 may use lower floors only"},
+		{"clients/go/guard/a.go", "kernel", "floor 1 may use only lower floors"},
 		{"clients/go/register/a.go", "internal/netns", "it stands on nothing of ours"},
 		{"clients/go/handoff/a.go", "feature/handoff/wire", ""},
 		{"feature/handoff/backend/a.go", "clients/go/handoff", ""},
@@ -318,15 +318,15 @@ func TestRules(t *testing.T) {
 		{"cmd/weir-collector/a.go", "collector", ""},
 		{"kernel/a.go", "github.com/cilium/ebpf/link", ""},
 		{"feature/steer/a_test.go", "github.com/cilium/ebpf/link", ""},
-		{"internal/netns/a.go", "kernel", "internal/netns/a.go:3: internal/netns imports kernel: floor 0 may use lower floors only, and that is floor 1"},
-		{"internal/netns/a.go", "bpf", "floor 0 may use lower floors only"},
-		{"kernel/a_test.go", "service", "floor 1 may use lower floors only"},
+		{"internal/netns/a.go", "kernel", "internal/netns/a.go:3: internal/netns imports kernel: floor 0 may use only lower floors, not floor 1"},
+		{"internal/netns/a.go", "bpf", "floor 0 may use only lower floors"},
+		{"kernel/a_test.go", "service", "floor 1 may use only lower floors"},
 		{"kernel/a.go", "testing", "kernel/a.go:3: kernel imports testing: only tests"},
 		{"kernel/a_test.go", "testing", ""},
 		{"kernel/kerneltest/a.go", "testing", ""},
-		{"service/a.go", "table", "floor 2 may use lower floors only"},
-		{"feature/a.go", "feature/steer", "floor 3 may use lower floors only"},
-		{"feature/steer/a.go", "host", "floor 4 may use lower floors only"},
+		{"service/a.go", "table", "floor 2 may use only lower floors"},
+		{"feature/a.go", "feature/steer", "floor 3 may use only lower floors"},
+		{"feature/steer/a.go", "host", "floor 4 may use only lower floors"},
 		{"feature/steer/a.go", "feature/guard", "feature/steer imports feature/guard: features never import each other"},
 		{"feature/steer/a_test.go", "feature/guard", "features never import each other"},
 		{"cmd/weir/a.go", "lab", "cmd/weir imports lab: lab is a module of its own; only lab uses it"},

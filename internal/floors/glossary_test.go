@@ -32,15 +32,15 @@ var formerWords = map[string]string{
 
 // otherMeanings are names with such a word in another meaning.
 var otherMeanings = map[string]string{
-	"ErrLive":          "handoff/lb: a connection that is alive, as in live session",
+	"ErrLive":          "handoff/lb: an open connection, as in live session",
 	"Live":             "handoff/move/explore: the application has its socket",
 	"Refuse":           "feature.Plan: the answer to an outage, no transfer",
-	"ForeignRefuse":    "steer: what to do about another's program",
-	"PublishInPlace":   "steer/engine: over the one before",
+	"ForeignRefuse":    "steer: the action for another's program",
+	"PublishInPlace":   "steer/engine: over the previous one",
 	"SocketsHeld":      "steer/engine: by the socket holder",
 	"Held":             "internal/guardstate: as guard.h has it",
-	"Strangers":        "internal/accept: peers that are not admitted yet",
-	"Holders":          "internal/pidfd: processes that have a file open",
+	"Strangers":        "internal/accept: peers not admitted yet",
+	"Holders":          "internal/pidfd: processes with a file open",
 	"Whole":            "filter/expr: the value of a field, not a part of it",
 	"holds":            "lab",
 	"SocketHolder":     "a kind",
@@ -96,7 +96,7 @@ func (n named) problem() string {
 	}
 	for _, w := range wordsOf(n.name) {
 		if say := formerWords[w]; say != "" {
-			return fmt.Sprintf("%s: %s %s says %q: say %s, or give it a meaning in otherMeanings of internal/floors", n.at, n.kind, n.name, w, say)
+			return fmt.Sprintf("%s: %s %s contains %q: use %s, or add its meaning to otherMeanings of internal/floors", n.at, n.kind, n.name, w, say)
 		}
 	}
 	return ""

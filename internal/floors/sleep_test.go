@@ -84,7 +84,7 @@ func sleepProblem(tests map[string]slept) string {
 	for _, dir := range dirs[:min(len(dirs), 8)] {
 		most = append(most, fmt.Sprint(dir, " ", tests[dir].sleeps))
 	}
-	return fmt.Sprintf("tests sleep %d times in %d lines, at most %v per 1,000 is allowed: wait for a state by nstest.Eventually, or see by nstest.Steadily that nothing happens; most: %s",
+	return fmt.Sprintf("tests sleep %d times in %d lines, but at most %v per 1,000 are allowed: wait with nstest.Eventually, or check with nstest.Steadily; most: %s",
 		all.sleeps, all.lines, maxSleeps, strings.Join(most, ", "))
 }
 

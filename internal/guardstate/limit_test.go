@@ -19,7 +19,7 @@ func TestParseLimit(t *testing.T) {
 		"1e3", "0x10", "+5", "1_000", ".5kpps", "5.kpps", "1.2.3kpps", "--1", "1.0000001kpps", "0.5pps", "0.0", "0.0001kpps",
 		"1.000000001Gpps", "1000000001", "99999999999999999999kpps", "18446744073709551617", "1,5kpps", "20KPPS"} {
 		if got, err := ParseLimit(text); err == nil || !strings.Contains(err.Error(), text) {
-			t.Errorf("%q: %d, %v; want an error that names it", text, got, err)
+			t.Errorf("%q: %d, %v; want an error with the text", text, got, err)
 		}
 	}
 }
@@ -29,7 +29,7 @@ func TestParseLimitSays(t *testing.T) {
 	for text, want := range map[string]string{"0": "leave it out", "0kpps": "leave it out", "-5kpps": "below zero", "0.5pps": "the lowest limit is 1pps",
 		"1.5": "like 1pps", "1.2345kpps": "like 1234pps", "2Gpps": "more than 1Gpps", "99999999999999999999": "more than 1Gpps", "20 kbps": "like 500pps, 20kpps"} {
 		if _, err := ParseLimit(text); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v; want an error that says %q", text, err, want)
+			t.Errorf("%q: %v; want an error with %q", text, err, want)
 		}
 	}
 }

@@ -71,8 +71,7 @@ func beyond(all []reservation, room uint64) (out []reservation) {
 	return out
 }
 
-// takeBack turns a source's reservation into an earned one without room, while programs count its
-// packets. It gives up after repeated collisions.
+// takeBack withdraws a source's reservation and keeps it as earned. Programs may update the word concurrently. After eight collisions takeBack gives up.
 func (s *State) takeBack(r reservation) {
 	for range 8 {
 		w := atomic.LoadUint64(r.word)

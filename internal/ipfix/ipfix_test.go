@@ -109,7 +109,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		if err != nil || again.Header != m.Header || len(again.Changes) != len(all) {
-			t.Fatalf("%x gives %+v, and that %+v, %v", b, m, again, err)
+			t.Fatalf("%x gives %+v, rewritten %+v, %v", b, m, again, err)
 		}
 		for _, c := range again.Changes {
 			i := slices.IndexFunc(all, func(t ipfix.Template) bool { return t.ID == c.Template.ID })

@@ -19,9 +19,9 @@ func TestFindTellsWhatIsGone(t *testing.T) {
 		}
 	}
 	if got := whyGone(0); strings.Contains(got, "run as root") || !strings.HasSuffix(got, ": create it again or remove it from the file, then run weir apply") {
-		t.Errorf("root is told %q", got)
+		t.Errorf("root gets %q", got)
 	}
 	if got := whyGone(1000); !strings.Contains(got, "run as root") {
-		t.Errorf("another user is told %q", got)
+		t.Errorf("another user gets %q", got)
 	}
 }

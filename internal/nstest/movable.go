@@ -200,7 +200,7 @@ func (m *Movable) Release() (packets int) {
 			continue
 		}
 		if _, err := unix.Write(int(m.Held.Fd()), b[:n]); err != nil {
-			m.t.Errorf("a packet that was held: %v", err)
+			m.t.Errorf("send a kept packet: %v", err)
 		}
 	}
 }

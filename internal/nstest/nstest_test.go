@@ -174,12 +174,12 @@ func TestChild(t *testing.T) {
 		}
 	}
 	if line, ok := p.Line(); ok {
-		t.Errorf("an ended child says %q", line)
+		t.Errorf("an ended child prints %q", line)
 	}
 	p.Kill() // does nothing now
 	out, err := nstest.Child("nonsense").CombinedOutput()
 	if err == nil || !strings.Contains(string(out), `no role "nonsense"`) {
-		t.Errorf("a role that nobody knows: %v, %s", err, out)
+		t.Errorf("an unknown role: %v, %s", err, out)
 	}
 }
 

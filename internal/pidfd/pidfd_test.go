@@ -199,7 +199,7 @@ func TestDupRefused(t *testing.T) {
 	other := nstest.Start(t, asker)
 	for _, what := range []string{"Dup", "Sockets"} {
 		if line, _ := other.Line(); !strings.HasPrefix(line, "true ") || !strings.Contains(line, "CAP_SYS_PTRACE") {
-			t.Errorf("%s: %s; want a permission error that names CAP_SYS_PTRACE", what, line)
+			t.Errorf("%s: %s; want a permission error with CAP_SYS_PTRACE", what, line)
 		}
 	}
 }

@@ -68,7 +68,7 @@ func TestFloodOfOneUser(t *testing.T) {
 		log.Warn("refused", "uid", 65534)
 		time.Sleep(tellAfter)
 		if n := countLines(&out, "log lines suppressed", "line=refused", "suppressed=1"); n != 1 {
-			t.Errorf("what no line has told is told %d times:\n%s", n, out.end())
+			t.Errorf("the uncounted rest is logged %d times:\n%s", n, out.end())
 		}
 	})
 }
@@ -103,12 +103,12 @@ func TestRepeats(t *testing.T) {
 		}
 		time.Sleep(2 * repeatEvery)
 		if n := countLines(&out, "log lines suppressed", `line="an agent is refused"`); n > 1 {
-			t.Errorf("the end is told %d times", n)
+			t.Errorf("the end is logged %d times", n)
 		}
 		log.Warn("an agent is refused", "name", "s1", "err", "it is none of the backends")
 		log.Warn("an agent is refused", "name", "s1", "err", "it is none of the backends")
 		if n := countLines(&out, "none of the backends"); n < maxRepeats+2+seconds/60-2 {
-			t.Errorf("%d lines: one that comes back is not logged", n)
+			t.Errorf("%d lines: a returning one is not logged", n)
 		}
 	})
 }

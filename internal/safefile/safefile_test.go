@@ -88,7 +88,7 @@ func TestRead(t *testing.T) {
 			case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
 				t.Errorf("%v, want %q", err, c.want)
 			case err != nil && strings.Contains(err.Error(), "secret"):
-				t.Errorf("the error tells what the file says: %v", err)
+				t.Errorf("the error quotes the file: %v", err)
 			case c.name == "none" && !errors.Is(err, os.ErrNotExist):
 				t.Errorf("%v is not ErrNotExist", err)
 			}

@@ -84,7 +84,7 @@ func TestWithinTurnIsBounded(t *testing.T) {
 		time.Sleep(readTime / 2)
 		began := time.Now()
 		if _, err := Within("a", hang); !errors.Is(err, ErrRefused) || time.Since(began) != readTime/2 {
-			t.Errorf("behind a call that hangs: %v after %v", err, time.Since(began))
+			t.Errorf("behind a hanging call: %v after %v", err, time.Since(began))
 		}
 		close(release)
 	})
@@ -178,7 +178,7 @@ func TestInputWaits(t *testing.T) {
 		read <- err
 	}()
 	if text, want := <-told, "waiting for a writer of FIFO "+file; text != want {
-		t.Errorf("it says %q, want %q", text, want)
+		t.Errorf("got %q, want %q", text, want)
 	}
 	if err := os.WriteFile(file, []byte("late"), 0); err != nil {
 		t.Fatal(err)

@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrOccupied reports a socket with another filter.
+// ErrOccupied reports another program at the socket, or at another place with room for one.
 var ErrOccupied = errors.New("another program is there")
 
-// ErrUnsupported reports a kind of socket without filters in this kernel.
+// ErrUnsupported reports an operation not supported for this kernel, user or kind of socket.
 var ErrUnsupported = errors.New("not supported by this kernel or user")
 
 // Filter is the filter of one socket. The program returns the number of bytes delivered to the

@@ -335,7 +335,7 @@ func TestPosErrorf(t *testing.T) {
 	cause := errors.New("taken")
 	err := strictyaml.Pos{File: "weir.yaml", Line: 12, Column: 9}.Errorf("slot %d: %w", 3, cause)
 	if got, want := err.Error(), "weir.yaml:12:9: slot 3: taken"; got != want || !errors.Is(err, cause) {
-		t.Errorf("got %q, want %q that wraps its cause", got, want)
+		t.Errorf("got %q, want %q wrapping its cause", got, want)
 	}
 	if got := (strictyaml.Pos{}).Errorf("no file").Error(); got != "no file" {
 		t.Errorf("without a place: %q", got)

@@ -73,6 +73,6 @@ func TestUnitMain(t *testing.T) {
 	ended, end := context.WithCancel(ctx)
 	end()
 	if _, err := UnitMain(ended, "collector@1.service"); err == nil {
-		t.Error("with a context that has ended: no error")
+		t.Error("with an ended context: no error")
 	}
 }
