@@ -1,8 +1,8 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * Lets unmodified daemons share a port: sets SO_REUSEPORT on sockets that bind one of a service
- * with share_port, whether or not the daemon asks for it. Every other bind passes untouched.
+ * Lets unmodified daemons share a port. The programs set SO_REUSEPORT on every socket that binds a
+ * port of a service with share_port. All other binds pass unchanged.
  */
 #include <linux/bpf.h>
 #include <linux/in.h>
@@ -23,8 +23,8 @@ struct bind_key {
 };
 
 struct bind_count {
-	__u64 shared; /* sockets that were given SO_REUSEPORT */
-	__u64 failed; /* the kernel refused to set it */
+	__u64 shared; /* sockets with SO_REUSEPORT set */
+	__u64 failed; /* rejected by the kernel */
 };
 
 struct {
@@ -49,7 +49,7 @@ static __always_inline int share(struct bpf_sock_addr *ctx)
 		__sync_fetch_and_add(&count->failed, 1);
 	else
 		__sync_fetch_and_add(&count->shared, 1);
-	return 1; /* never a reason to refuse the bind: at worst the port is taken, as without us */
+	return 1; /* never reject the bind: at worst the port is in use, as without weir */
 }
 
 SEC("cgroup/bind4")

@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * What both engines do alike: which bucket, which slot, what an empty slot does. An engine's own
- * file includes this after it has declared
+ * The common part of both engines: bucket, slot and on_empty. An engine includes this file after
+ * these declarations:
  *
- *	steer_ctx		its program's context
+ *	steer_ctx		context of its program
  *	give(ctx, s, row, endpoint)
- *				gives the packet to a slot's socket, if the slot is whole: it has an
- *				admitted member and every socket that it requires. That is asked for
- *				every packet, so that a slot is withdrawn the moment one of its
- *				sockets closes, with no process of weir's running: half a member
- *				would split a router over two collectors
- *	swallow(ctx, s, p)	gives it to a socket that drops everything: 0 if there is one
+ *				assigns the slot's socket if the slot is complete: it has an
+ *				admitted member and all required sockets. This is checked for
+ *				every packet. The slot is thus withdrawn the moment a socket
+ *				closes, without a process of weir. An incomplete member would
+ *				split a router over two collectors
+ *	swallow(ctx, s, p)	assigns a sink; 0 on success
  *	give_known(ctx, s, p, row, endpoint)
- *				gives a datagram to the generation before, if its peer is known there
+ *				assigns a datagram of a known peer to the previous generation
  *	give_before(ctx, s, row, endpoint)
- *				gives the packet to the generation before, if that still drains
- *	pass(ctx, at)		says whether the kernel can be left to choose; if not, at may get
- *				another hash, by which a whole slot is chosen
+ *				assigns the packet to the previous generation if it drains
+ *	pass(ctx, at)		reports whether the kernel may choose; otherwise it may set
+ *				another hash to choose a complete slot
  */
 #ifndef WEIR_STEER_COMMON_H
 #define WEIR_STEER_COMMON_H
@@ -42,7 +42,7 @@ struct {
 	__type(value, struct slot);
 } steer_slots SEC(".maps");
 
-/* Nothing else makes clang describe the type that user space fills in. */
+/* Makes clang emit the type written by user space. */
 const struct service *steer_service_type __attribute__((unused));
 
 struct {
@@ -66,7 +66,7 @@ struct {
 	__type(value, __u32); /* row */
 } steer_exits SEC(".maps");
 
-/* What weir steer move has put elsewhere than its bucket. */
+/* Devices moved by weir steer move. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, STEER_MAX_MOVED);
@@ -90,7 +90,7 @@ struct {
 	__array(values, struct inner_aliases);
 } steer_aliases SEC(".maps");
 
-/* by: packet. The bucket whose turn it is, for each CPU its own. */
+/* by: packet. The next bucket, per CPU. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, STEER_MAX_SERVICES);
@@ -108,27 +108,27 @@ struct {
 #define barrier_var(var) asm volatile("" : "+r"(var))
 #endif
 
-/* packet is what is decided by, read from the context once. */
+/* packet is the input of the decision, read from the context once. */
 struct packet {
 	__u32 family;
 	__u32 tcp; /* 1 for TCP, 0 for UDP */
 	__u32 port;
-	__u32 remote_port; /* network byte order; 0 unless the policy needs it */
-	__u32 src[4]; /* IPv4 as v4-mapped, so that a device is one in both families of socket */
+	__u32 remote_port; /* network byte order; 0 unless needed by the policy */
+	__u32 src[4]; /* IPv4 as v4-mapped: a device is the same for sockets of both families */
 	__u32 dst[4];
 };
 
-/* place is where a packet belongs: a slot, and the hash by which on_empty: next spreads. */
+/* place is a packet's slot, and the hash used by on_empty: next. */
 struct place {
 	__u32 slot;
 	__u32 hash;
 };
 
-/* What became of a packet that was to be given to a slot. */
+/* The result of an assignment. */
 enum given {
 	GIVEN = 0,
 	NOT_WHOLE = 1, /* on_empty decides */
-	REFUSED = 2,   /* by the kernel */
+	REFUSED = 2,   /* rejected by the kernel */
 };
 
 static __always_inline enum given give(steer_ctx *ctx, struct service *s, __u32 row,
@@ -141,8 +141,8 @@ static __always_inline int give_before(steer_ctx *ctx, struct service *s, __u32 
 static __always_inline int pass(steer_ctx *ctx, struct place *at);
 
 /*
- * clock_of is CLOCK_MONOTONIC in nanoseconds, but for a tick: "last seen" needs no better. The
- * number of jiffies is one load; asking for the time, even the coarse one, would cost as much as
+ * clock_of returns CLOCK_MONOTONIC in nanoseconds, to the precision of a tick, enough for "last
+ * seen". The jiffies are one load. Reading the time, even the coarse clock, would cost as much as
  * choosing the slot.
  */
 static __always_inline __u64 clock_of(struct service *s)
@@ -154,7 +154,7 @@ static __always_inline __u64 clock_of(struct service *s)
 	return ticks + s->epoch;
 }
 
-/* note_device keeps when, how often and over what a source was heard. */
+/* note_device records the times, counts and protocols of a source. */
 static __always_inline void note_device(struct service *s, struct packet *p)
 {
 	struct device_key key = { .service = s->id };
@@ -175,8 +175,8 @@ static __always_inline void note_device(struct service *s, struct packet *p)
 	d->last[tcp] = now;
 	__sync_fetch_and_add(&d->packets[tcp], 1);
 	/*
-	 * Two CPUs may add, or close a window, at the same time: a rate is then off once, the number
-	 * of packets never.
+	 * Two CPUs may add, or close a window, at the same time. Then one rate is wrong, but never
+	 * the number of packets.
 	 */
 	d->count++;
 	if ((__s64)(now - d->window) > (__s64)STEER_RATE_WINDOW) {
@@ -201,7 +201,7 @@ static __always_inline struct service *service_of(__u32 id)
 	return inner ? bpf_map_lookup_elem(inner, &zero) : NULL;
 }
 
-/* the_other is endpoint + i modulo n, without a branch, which the verifier would follow. */
+/* the_other returns (endpoint + i) modulo n, without a branch for the verifier to follow. */
 static __always_inline __u32 the_other(__u32 endpoint, __u32 i, __u32 n)
 {
 	__u32 e = endpoint + i - n, below = (__u32)((__s32)e >> 31);
@@ -215,7 +215,7 @@ static __always_inline __u32 row_of(struct service *s, __u32 slot)
 	return s->row[slot & (STEER_MAX_SLOTS - 1)];
 }
 
-/* resolve_alias puts the address that stands for the source's device in place of the source's. */
+/* resolve_alias replaces the source by the representative address of its device. */
 static __always_inline void resolve_alias(struct service *s, struct packet *p)
 {
 	struct alias_key key = { .prefixlen = 128 };
@@ -238,7 +238,7 @@ static __always_inline __u32 hash_flow(struct service *s, struct packet *p)
 					      (p->remote_port << 16 | p->port) + p->tcp);
 }
 
-/* next_turn is a number that rises by one with every packet of a service on this CPU. */
+/* next_turn returns a number incremented for every packet of a service on this CPU. */
 static __always_inline __u32 next_turn(struct service *s)
 {
 	__u32 id = s->id;
@@ -252,9 +252,9 @@ static __always_inline void place_of(struct service *s, struct packet *p, struct
 	switch (s->policy) {
 	case STEER_BY_PACKET:
 		/*
-		 * Odd, so that 4,096 turns visit every bucket once; and its product with the order
-		 * in which Assign() deals buckets out is the golden ratio, which has the slots take
-		 * turns evenly. The upper bits spread what a dead slot leaves.
+		 * The factor is odd, so 4,096 turns visit every bucket once. Its product with the
+		 * order of Assign() is the golden ratio, so the slots alternate evenly. The upper
+		 * bits spread the traffic of an empty slot.
 		 */
 		at->hash = next_turn(s) * 0x9e37796f;
 		break;
@@ -274,7 +274,7 @@ static __always_inline void place_of(struct service *s, struct packet *p, struct
 
 			__builtin_memcpy(key.addr, p->src, sizeof(key.addr));
 			slot = bpf_map_lookup_elem(&steer_moved, &key);
-			/* A slot that has gone since: the table knows better. */
+			/* For a removed slot the table decides. */
 			if (slot && *slot < s->slots) {
 				at->slot = *slot & (STEER_MAX_SLOTS - 1);
 				return;
@@ -284,7 +284,7 @@ static __always_inline void place_of(struct service *s, struct packet *p, struct
 	at->slot = s->bucket[at->hash & (STEER_BUCKETS - 1)] & (STEER_MAX_SLOTS - 1);
 }
 
-/* search is what divert goes by. */
+/* search is the input of divert. */
 struct search {
 	__u32 slot;
 	__u32 hash;
@@ -293,8 +293,8 @@ struct search {
 };
 
 /*
- * What comes out of a map is the same to the verifier whichever way led here: it follows the
- * search below once, not once for each way.
+ * The verifier treats a map value alike on every path. It therefore follows the search below once,
+ * not once per path.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -303,7 +303,7 @@ struct {
 	__type(value, struct search);
 } steer_search SEC(".maps");
 
-/* divert looks for another whole slot: the same one for every protocol of a source. */
+/* divert finds another complete slot: the same one for every protocol of a source. */
 static __always_inline int divert(steer_ctx *ctx, struct service *s, struct packet *p,
 				  struct place *at, __u32 endpoint)
 {
@@ -317,7 +317,7 @@ static __always_inline int divert(steer_ctx *ctx, struct service *s, struct pack
 	by->endpoint = endpoint;
 	by->tcp = p->tcp;
 	barrier();
-	/* Neighbours of a dead slot share its traffic: each source starts somewhere else. */
+	/* Each source starts at another slot, so all slots share the traffic of an empty one. */
 	start = (by->hash >> 12) % others;
 	for (i = 0; i < STEER_MAX_NEXT; i++) {
 		__u32 row;
@@ -336,13 +336,13 @@ static __always_inline int divert(steer_ctx *ctx, struct service *s, struct pack
 	return 0;
 }
 
-/* on_empty decides for a packet whose slot has no whole member. */
+/* on_empty handles a packet for a slot without a complete member. */
 static __always_inline int on_empty(steer_ctx *ctx, struct service *s, struct packet *p,
 				    struct place *at, __u32 endpoint, struct verdicts *v)
 {
 	__u32 how = s->on_empty;
 
-	/* SK_DROP answers (RST, ICMP unreachable); only a socket that swallows is silent. */
+	/* SK_DROP sends an answer (RST, ICMP unreachable). Only a sink is silent. */
 	if (how == STEER_DROP && !swallow(ctx, s, p)) {
 		v->dropped++;
 		return SK_PASS;
@@ -352,7 +352,7 @@ static __always_inline int on_empty(steer_ctx *ctx, struct service *s, struct pa
 		return SK_PASS;
 	}
 	if ((how == STEER_NEXT || how == STEER_PASS) && divert(ctx, s, p, at, endpoint)) {
-		barrier(); /* so that how is not kept for this, which would double the search */
+		barrier(); /* do not keep how in a register: the verifier would search twice */
 		if (s->on_empty == STEER_NEXT)
 			v->diverted++;
 		else
@@ -363,7 +363,7 @@ static __always_inline int on_empty(steer_ctx *ctx, struct service *s, struct pa
 	return SK_DROP;
 }
 
-/* steer_to gives a packet to the slot that it belongs to. */
+/* steer_to assigns a packet to its slot. */
 static __always_inline int steer_to(steer_ctx *ctx, struct service *s, struct packet *p,
 				    struct place *at, __u32 endpoint)
 {
@@ -371,7 +371,7 @@ static __always_inline int steer_to(steer_ctx *ctx, struct service *s, struct pa
 	struct verdicts *v = verdicts_of(row, p->tcp);
 
 	if (!v)
-		return SK_DROP; /* a row out of range: nothing that user space writes */
+		return SK_DROP; /* row out of range: never written by user space */
 	if (give_known(ctx, s, p, row, endpoint)) {
 		v->steered++;
 		return SK_PASS;
@@ -390,8 +390,8 @@ static __always_inline int steer_to(steer_ctx *ctx, struct service *s, struct pa
 		break;
 	}
 	/*
-	 * A socket that connect()ed itself, or closed since: never the kernel's own choice, which
-	 * would hand the router to another collector.
+	 * The socket was connected or closed meanwhile. Never fall back to the kernel's choice: it
+	 * would send the router to another collector.
 	 */
 	v->failed++;
 	return SK_DROP;
@@ -408,9 +408,9 @@ struct task_struct {
 } __attribute__((preserve_access_index));
 
 /*
- * steer_exit withdraws the slots of a process when its last thread exits, before its
- * descriptors close: all protocols at once, and also where a child that outlives it holds
- * duplicates of every socket (pmacct's plugins do).
+ * steer_exit withdraws the slots of a process when its last thread exits, before its descriptors
+ * close. It withdraws all protocols at once, even if a surviving child has duplicates of every
+ * socket (like pmacct's plugins).
  */
 SEC("raw_tracepoint/sched_process_exit")
 int steer_exit(struct bpf_raw_tracepoint_args *ctx)
@@ -420,7 +420,7 @@ int steer_exit(struct bpf_raw_tracepoint_args *ctx)
 	__u32 i;
 
 	if (BPF_CORE_READ(task, signal, live.counter))
-		return 0; /* other threads live on */
+		return 0; /* other threads still run */
 	for (i = 0; i < STEER_MAX_EXITS; i++) {
 		struct slot *slot;
 		__u32 *row;
@@ -430,7 +430,7 @@ int steer_exit(struct bpf_raw_tracepoint_args *ctx)
 		if (!row)
 			break;
 		slot = bpf_map_lookup_elem(&steer_slots, row);
-		/* Another process may have taken the slot over: then it is not ours to empty. */
+		/* Leave the slot alone if another process has it now. */
 		if (slot && slot->tgid == key.tgid && slot->state == STEER_ADMITTED) {
 			slot->state = STEER_EXITED;
 			slot->since = bpf_ktime_get_ns();

@@ -1,10 +1,10 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * copy: SERVICE. A filter of devices' incoming packets, before routing, that gives every datagram
- * of a service a second time, to the port of another service: with the sender's own address. The
- * copy arrives at the same device, as if the network had sent it; the original goes its way,
- * whatever becomes of the copy.
+ * copy: SERVICE. A filter of devices' incoming packets, before routing. It sends a copy of every
+ * datagram of a service to the port of another service, with the original source address. The copy
+ * arrives at the same device as if received from the network. The original continues, regardless of
+ * the copy.
  */
 #include <stddef.h>
 
@@ -22,9 +22,9 @@
 
 #define AF_INET	     2
 #define AF_INET6     10
-#define LOOPBACK     1	    /* the index of lo, in every network namespace */
+#define LOOPBACK     1	    /* index of lo in every network namespace */
 #define OFFSET_MASK  0x1fff /* of an IPv4 fragment */
-#define MORE	     0x2000 /* fragments follow */
+#define MORE	     0x2000 /* more fragments follow */
 #define COPY_MAX     1024
 #define COPY_DEVICES 16384
 
@@ -32,24 +32,24 @@
 #define barrier_var(var) asm volatile("" : "+r"(var))
 #endif
 
-/* copy_key is where a service listens. */
+/* copy_key is a listen of a service. */
 struct copy_key {
-	__u32 prefixlen; /* in bits, counted from family on: 32 + the address's */
+	__u32 prefixlen; /* in bits, counted from family: 32 + the address's */
 	__u8 family;	 /* AF_INET or AF_INET6 */
 	__u8 pad;
 	__u16 port;    /* host byte order */
-	__u8 addr[16]; /* an IPv4 address is the first four */
+	__u8 addr[16]; /* IPv4: the first four bytes */
 };
 
-/* copy_to is where the copies go. */
+/* copy_to is the target of the copies. */
 struct copy_to {
 	__u8 addr[16];	   /* network byte order */
 	__u16 port;	   /* network byte order */
-	__u16 readdressed; /* 0: the copy keeps the address it was sent to */
+	__u16 readdressed; /* 0: the copy keeps the destination address */
 	__u32 pad;
 	__u64 copied;	  /* datagrams */
-	__u64 fragmented; /* datagrams that came in fragments: not copied */
-	__u64 failed;	  /* the kernel refused, for lack of memory */
+	__u64 fragmented; /* datagrams in fragments: not copied */
+	__u64 failed;	  /* the kernel had no memory */
 };
 
 struct {
@@ -63,7 +63,7 @@ struct {
 /* copy_device is a device with the filter. */
 struct copy_device {
 	__u32 header; /* length of its link header, bytes */
-	__u32 qdisc;  /* 1: the qdisc that holds the filter was made for it */
+	__u32 qdisc;  /* 1: the filter's qdisc was created with it */
 };
 
 struct {
@@ -74,11 +74,11 @@ struct {
 	__type(value, struct copy_device);
 } copy_devices SEC(".maps");
 
-/* datagram is where one is sent from and to. */
+/* datagram holds the source, the destination and the UDP offset of a packet. */
 struct datagram {
 	struct copy_key to;
 	__u8 src[16];
-	__u32 at; /* where UDP begins, bytes from the network header */
+	__u32 at; /* offset of UDP from the network header, bytes */
 	__u32 fragment;
 };
 
@@ -87,13 +87,13 @@ static __always_inline long load(struct __sk_buff *skb, __u32 at, void *to, __u3
 	return bpf_skb_load_bytes_relative(skb, at, to, len, BPF_HDR_START_NET);
 }
 
-/* read_ip reads the addresses of a UDP datagram. It returns 0 if it is one. */
+/* read_ip reads the addresses of a UDP datagram. It returns 0 for UDP and -1 otherwise. */
 static __always_inline int read_ip(struct __sk_buff *skb, struct datagram *d)
 {
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		struct iphdr h;
 
-		/* Only a packet's first fragment has ports. */
+		/* Only the first fragment has ports. */
 		if (load(skb, 0, &h, sizeof(h)) || h.protocol != IPPROTO_UDP ||
 		    h.frag_off & bpf_htons(OFFSET_MASK))
 			return -1;
@@ -119,8 +119,8 @@ static __always_inline int read_ip(struct __sk_buff *skb, struct datagram *d)
 }
 
 /*
- * forwarded says whether the packet is on its way to another host, which the port alone does not
- * tell. A host that does not forward delivers or drops; one that does finds a next hop.
+ * forwarded reports whether the packet is destined to another host, because the port alone does not
+ * tell. Without forwarding, a host delivers or drops. With forwarding, the lookup finds a next hop.
  */
 static __always_inline int forwarded(struct __sk_buff *skb, struct datagram *d)
 {
@@ -142,7 +142,7 @@ static __always_inline int forwarded(struct __sk_buff *skb, struct datagram *d)
 	return ret != BPF_FIB_LKUP_RET_NOT_FWDED && ret != BPF_FIB_LKUP_RET_FWD_DISABLED;
 }
 
-/* readdress changes the address, and what sums cover it. */
+/* readdress replaces the destination address and updates the checksums over it. */
 static __always_inline void readdress(struct __sk_buff *skb, __u32 ip, struct datagram *d,
 				      const __u8 *from, const __u8 *to)
 {
@@ -184,7 +184,7 @@ int copy_ingress(struct __sk_buff *skb)
 	__u16 port;
 	long err;
 
-	/* A VLAN's packets come again, at the device of the VLAN. */
+	/* The packets of a VLAN arrive again at the VLAN's device. */
 	if (skb->pkt_type != PACKET_HOST || skb->vlan_present || read_ip(skb, &d) ||
 	    load(skb, d.at + offsetof(struct udphdr, dest), &port, sizeof(port)))
 		return TC_ACT_UNSPEC;
@@ -196,7 +196,7 @@ int copy_ingress(struct __sk_buff *skb)
 	if (!device || forwarded(skb, &d))
 		return TC_ACT_UNSPEC;
 	if (d.fragment) {
-		/* A copy of some fragments would be put together with others of the original's. */
+		/* Copied fragments could be reassembled with fragments of the original. */
 		__sync_fetch_and_add(&to->fragmented, 1);
 		return TC_ACT_UNSPEC;
 	}
@@ -206,8 +206,8 @@ int copy_ingress(struct __sk_buff *skb)
 		readdress(skb, ip, &d, d.to.addr, what.addr);
 	change_port(skb, ip + d.at, port, what.port);
 	/*
-	 * Loopback's packets bring their route along, and one that is received without would be
-	 * refused, for its source is the host's own: the copy is sent, not received.
+	 * Packets on loopback carry their route. Received without one, a packet from a local
+	 * address would be rejected. Therefore the copy on loopback is sent, not received.
 	 */
 	err = bpf_clone_redirect(skb, index, index == LOOPBACK ? 0 : BPF_F_INGRESS);
 	change_port(skb, ip + d.at, what.port, port);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * Two generations of a slot's member, side by side: UDP peers that the old one knows stay with it
- * until they are silent or its time is over, and all else is the new one's. For engine sk_lookup,
- * which can give a packet to any socket; steer.bpf.c includes this.
+ * Two generations of a slot's member. Known UDP peers stay with the old one until they fall silent
+ * or the deadline passes. The new one gets all other traffic. Only engine sk_lookup can select any
+ * socket, so steer.bpf.c includes this file.
  */
 #ifndef WEIR_STEER_GENERATIONS_H
 #define WEIR_STEER_GENERATIONS_H
 
-/* By row. What is drained is told here; that it is over needs nobody to say. */
+/* By row. User space starts a drain here. It ends by itself. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, STEER_MAX_ROWS);
@@ -17,7 +17,7 @@ struct {
 
 struct inner_peers {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, STEER_MAX_DEVICES); /* a service's own may have others */
+	__uint(max_entries, STEER_MAX_DEVICES); /* a service's own map may have another size */
 	__uint(key_size, sizeof(struct peer_key));
 	__uint(value_size, sizeof(struct peer));
 };
@@ -29,13 +29,13 @@ struct {
 	__array(values, struct inner_peers);
 } steer_known SEC(".maps");
 
-/* Nothing else makes clang describe the types that user space reads. */
+/* Makes clang emit the types read by user space. */
 const struct peer_key *steer_peer_key_type __attribute__((unused));
 const struct peer *steer_peer_type __attribute__((unused));
 
 /*
- * give_old gives a packet to a generation that drains. Its other sockets may be closed by now: it
- * is going, and a listener goes before the datagrams of known peers.
+ * give_old assigns a packet to a draining generation. Its other sockets may be closed already: a
+ * listener closes before the datagrams of known peers end.
  */
 static __always_inline int give_old(struct bpf_sk_lookup *ctx, __u32 row, __u32 endpoint)
 {
@@ -54,7 +54,7 @@ static __always_inline int give_old(struct bpf_sk_lookup *ctx, __u32 row, __u32 
 	return !err;
 }
 
-/* draining is what is known of a row that drains for another one, or NULL. */
+/* draining returns the generation of a row that drains for heir, or NULL. */
 static __always_inline struct generation *draining(__u32 row, __u32 heir, __u64 now)
 {
 	struct generation *g = bpf_map_lookup_elem(&steer_gens, &row);
@@ -95,15 +95,15 @@ static __always_inline int give_known(struct bpf_sk_lookup *ctx, struct service 
 			__sync_fetch_and_add(&g->kept, 1);
 			return 1;
 		}
-		k->row = row; /* for good: a peer does not go back */
+		k->row = row; /* permanently: a peer does not return */
 	}
 	k->seen = now;
 	return 0;
 }
 
 /*
- * give_before is for a new generation that is gone before the one before it is: a start that failed
- * costs nothing then.
+ * give_before handles a new generation that exits before its predecessor. A failed start then loses
+ * no packet.
  */
 static __always_inline int give_before(struct bpf_sk_lookup *ctx, struct service *s, __u32 row,
 				       __u32 endpoint)

@@ -1,9 +1,9 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * Which program chooses in the reuseport group of each socket: nothing else in the kernel tells.
- * Read like a file, in the network namespace of whoever makes the iterator; each socket with a
- * program gives one struct member.
+ * Reports the program of each socket's reuseport group. The kernel offers no other way to read it.
+ * The iterators cover the network namespace of their creator. Each socket with a program produces
+ * one struct member.
  */
 #include <linux/bpf.h>
 
@@ -52,10 +52,10 @@ struct bpf_iter__tcp {
 	struct sock_common *sk_common;
 } __attribute__((preserve_access_index));
 
-/* member is a socket of a group that has a program. */
+/* member is a socket of a group with a program. */
 struct member {
 	__u64 cookie;
-	__u32 program; /* its id */
+	__u32 program; /* program id */
 	__u32 sockets; /* in the group */
 };
 
@@ -91,7 +91,7 @@ int steer_tcp_groups(struct bpf_iter__tcp *ctx)
 {
 	struct sock_common *skc = ctx->sk_common;
 
-	/* Only a listener is surely a whole sock: others may be requests or waiting for their end. */
+	/* Only a listener is certainly a full sock. Others may be request or TIME_WAIT sockets. */
 	if (!skc || BPF_CORE_READ(skc, skc_state) != TCP_LISTEN)
 		return 0;
 	return tell(ctx->meta, (struct sock *)skc);

@@ -1,8 +1,8 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * Puts a packet into an interface's receive path, as if it had come over the wire. Nothing attaches
- * this: BPF_PROG_TEST_RUN hands it the packet, and the interface's index in cb[0].
+ * Injects a packet into an interface's receive path, as if received from the wire. The program is
+ * never attached: BPF_PROG_TEST_RUN passes the packet, and the interface's index in cb[0].
  */
 #include <linux/bpf.h>
 

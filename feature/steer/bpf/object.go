@@ -2,9 +2,8 @@
 
 package bpf
 
-// The objects as bpf2go embeds them. Pins record the hash of an object
-// (kernel.ObjectHash), so that an upgrade tells its programs from others.
-// Only tests of upgrades set these variables.
+// The objects embedded by bpf2go. Pins record the hash of an object (kernel.ObjectHash), so an upgrade recognizes
+// outdated programs. Only tests of upgrades set these variables.
 var (
 	SteerObject     = _SteerBytes     // engine sk_lookup
 	ReuseObject     = _ReuseBytes     // engine sk_reuseport

@@ -1,11 +1,11 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * Steering by sk_reuseport: the same decision as steer.bpf.c, for hosts that want nothing in a
+ * Steering by sk_reuseport: the same decision as steer.bpf.c, for hosts that want no program in a
  * namespace's lookup path, and for kernels without sk_lookup.
  *
- * A program is attached to each reuseport group of a service: the sockets of all members that
- * are bound to one address and port. Each group has a copy of its own, with its constants.
+ * A program is attached to each reuseport group of a service: all members' sockets bound to one
+ * address and port. Each group has its own copy of the program, with its own constants.
  */
 #include <stddef.h>
 
@@ -35,8 +35,9 @@ struct {
 } steer_sockets SEC(".maps");
 
 /*
- * The holder's socket in each group, service * STEER_MAX_ENDPOINTS + endpoint. It keeps the group,
- * and so the program, while no member is there, and swallows what on_empty: drop gives it.
+ * The holder's socket in each group, at service * STEER_MAX_ENDPOINTS + endpoint. It keeps the
+ * group, and with it the program, while no member exists. It drops all packets sent to it by
+ * on_empty: drop.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_REUSEPORT_SOCKARRAY);
@@ -45,7 +46,7 @@ struct {
 	__type(value, __u64);
 } steer_holders SEC(".maps");
 
-/* Socket cookie to slot, for the connection ids of nginx. */
+/* Socket cookie to slot, for nginx's connection ids. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, STEER_MAX_ROWS * STEER_MAX_ENDPOINTS);
@@ -56,7 +57,7 @@ struct {
 
 const volatile struct group steer_group = {};
 
-/* packet_read reads the packet's headers. It returns 0 unless they are cut short. */
+/* packet_read reads the packet's headers. It returns -1 if they are truncated. */
 static __always_inline int packet_read(struct sk_reuseport_md *ctx, struct packet *p)
 {
 	__u16 *ports = ctx->data;
@@ -86,9 +87,9 @@ static __always_inline int packet_read(struct sk_reuseport_md *ctx, struct packe
 }
 
 /*
- * Selecting is also how this type of program asks whether another endpoint's socket is there: the
- * helper refuses a socket of another group, but with another error than one that is gone. The
- * packet's own comes last, for the last one selected is the one that gets it.
+ * This type of program can check for another endpoint's socket only by selecting it. The helper
+ * rejects a socket of another group, but with a different error than for a missing socket. The
+ * packet's own socket is selected last, because the last selection counts.
  */
 static __always_inline enum given give(struct sk_reuseport_md *ctx, struct service *s, __u32 row,
 				       __u32 endpoint)
@@ -108,7 +109,7 @@ static __always_inline enum given give(struct sk_reuseport_md *ctx, struct servi
 			break;
 		e = the_other(endpoint, i, steer_group.endpoints);
 		key = row * STEER_MAX_ENDPOINTS + slot->at[e & (STEER_MAX_ENDPOINTS - 1)];
-		/* Without a branch: the verifier would follow all 2^endpoints ways through here. */
+		/* No branch: the verifier would follow all 2^endpoints paths. */
 		differs = bpf_sk_select_reuseport(ctx, &steer_sockets, &key, 0) + ENOENT;
 		whole &= differs | -differs;
 	}
@@ -128,7 +129,10 @@ static __always_inline int swallow(struct sk_reuseport_md *ctx, struct service *
 	return bpf_sk_select_reuseport(ctx, &steer_holders, &key, 0);
 }
 
-/* Sockets of a group are chosen among here, and generations need to know them all: sk_lookup has them. */
+/*
+ * The program chooses only within a group. Generations need all sockets of a member, so only engine
+ * sk_lookup has them.
+ */
 static __always_inline int give_known(steer_ctx *ctx, struct service *s, struct packet *p,
 				      __u32 row, __u32 endpoint)
 {
@@ -142,33 +146,36 @@ static __always_inline int give_before(steer_ctx *ctx, struct service *s, __u32 
 
 static __always_inline int pass(struct sk_reuseport_md *ctx, struct place *at)
 {
-	/* The kernel would choose among all sockets of the group, the holder's too, which nobody reads. */
+	/*
+	 * The kernel could choose any socket of the group, including the holder's, which nobody
+	 * reads.
+	 */
 	at->hash = ctx->hash;
 	return 0;
 }
 
-/* quic_id finds the connection id that a server chose; 0 where the packet has none. */
+/* quic_id finds the server's connection id. It returns 0 if the packet has none. */
 static __always_inline __u32 quic_id(struct sk_reuseport_md *ctx, __u32 want, __u8 *id)
 {
 	__u8 *data = ctx->data, *end = ctx->data_end;
-	__u8 *quic = data + 8; /* behind the UDP header */
+	__u8 *quic = data + 8; /* after the UDP header */
 
 	if (quic + 6 > end)
 		return 0;
-	if (!(quic[0] & 0x80)) { /* short header: the server's own, of a length that it knows */
+	if (!(quic[0] & 0x80)) { /* short header: the server's id, of a length it knows */
 		if (quic + 1 + 8 > end)
 			return 0;
 		__builtin_memcpy(id, quic + 1, 8);
 		return 1;
 	}
-	/* RFC 9000, 17.2: Initial and 0-RTT may carry an id that the client made up. */
+	/* RFC 9000, 17.2: the id of Initial and 0-RTT may be chosen by the client. */
 	if (!((quic[0] >> 4) & 2) || quic[5] < want || quic + 6 + 8 > end)
 		return 0;
 	__builtin_memcpy(id, quic + 6, 8);
 	return 1;
 }
 
-/* place_quic finds the slot that a connection id names. It returns 0 if there is one. */
+/* place_quic finds the slot named by a connection id. It returns 0 on success. */
 static __always_inline int place_quic(struct sk_reuseport_md *ctx, struct service *s,
 				      struct place *at)
 {
@@ -186,7 +193,7 @@ static __always_inline int place_quic(struct sk_reuseport_md *ctx, struct servic
 		server = *slot;
 	} else {
 		if (id >> 61 == 7)
-			return -1; /* the draft's mark of an id that names no server */
+			return -1; /* the draft's mark of an id without a server */
 		server = (__u32)(id >> 24) >> ((32 - 8 * len) & 31);
 	}
 	if (server >= s->slots)
@@ -201,7 +208,7 @@ static __always_inline int decide(struct sk_reuseport_md *ctx, struct service *s
 	struct packet p;
 
 	if (!s)
-		return SK_PASS; /* being removed: the holder has left the group by now */
+		return SK_PASS; /* being removed: the holder has left the group already */
 	if (packet_read(ctx, &p))
 		return SK_DROP;
 	if (s->policy == STEER_BY_DEVICE)
@@ -220,9 +227,9 @@ int steer_reuse(struct sk_reuseport_md *ctx)
 }
 
 /*
- * Since Linux 5.14 a program can be asked where the queue of a closing listener goes. It moves
- * only if the operator said so: to another collector that is. There is no packet then, and so no
- * source: any whole slot will do.
+ * Since Linux 5.14 the kernel asks the program where to move the queue of a closing listener. The
+ * queue moves only at the operator's request, because it goes to another collector. Without a
+ * packet there is no source, so any complete slot serves.
  */
 SEC("sk_reuseport/migrate")
 int steer_migrate(struct sk_reuseport_md *ctx)

@@ -1,11 +1,11 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * Steering by sk_lookup: which member's socket gets this packet.
+ * Steering by sk_lookup: chooses the member's socket for a packet.
  *
  * The program runs for every lookup of a listener or an unconnected UDP socket of its network
- * namespace. It finds the service by protocol, address and port, hashes the source address to a
- * bucket, the bucket to a slot, and takes the slot's socket, if the slot is whole.
+ * namespace. It finds the service by protocol, address and port. It hashes the source address to a
+ * bucket, and the bucket to a slot. If the slot is complete, it selects the slot's socket.
  */
 #include <stddef.h>
 
@@ -39,7 +39,10 @@ struct {
 	__type(value, struct target);
 } steer_prefixes SEC(".maps");
 
-/* Row r, endpoint e is index r * STEER_MAX_ENDPOINTS + e. An entry goes when its socket closes. */
+/*
+ * Row r, endpoint e is index r * STEER_MAX_ENDPOINTS + e. The kernel removes an entry when its
+ * socket closes.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_SOCKMAP);
 	__uint(max_entries, STEER_MAX_ROWS * STEER_MAX_ENDPOINTS);
@@ -47,7 +50,7 @@ struct {
 	__type(value, __u64);
 } steer_sockets SEC(".maps");
 
-/* One socket a family and protocol that swallows everything: what on_empty: drop assigns. */
+/* One sink per family and protocol: a socket that drops everything, for on_empty: drop. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SOCKMAP);
 	__uint(max_entries, 4);
@@ -58,8 +61,8 @@ struct {
 static __always_inline void packet_read(struct bpf_sk_lookup *ctx, struct packet *p)
 {
 	/*
-	 * Every field is read whatever the family: clang 14 otherwise merges the loads of the two
-	 * branches into one at a computed offset, which the verifier refuses.
+	 * Read every field for both families. Otherwise clang 14 merges the loads of the two
+	 * branches into one at a computed offset, and the verifier rejects it.
 	 */
 	__u32 r4 = ctx->remote_ip4, l4 = ctx->local_ip4;
 	__u32 r0 = ctx->remote_ip6[0], r1 = ctx->remote_ip6[1];
@@ -84,8 +87,8 @@ static __always_inline void packet_read(struct bpf_sk_lookup *ctx, struct packet
 	p->tcp = ctx->protocol == IPPROTO_TCP;
 	p->port = ctx->local_port;
 	/*
-	 * Without a branch, by the bit that AF_INET6 has and AF_INET has not: the verifier would follow
-	 * all that comes after for each family.
+	 * No branch: select by the bit set in AF_INET6 and clear in AF_INET. With a branch the
+	 * verifier would follow the rest of the program for each family.
 	 */
 	v6 = 0 - (p->family >> 3 & 1);
 	p->src[0] = r0 & v6;
@@ -98,7 +101,7 @@ static __always_inline void packet_read(struct bpf_sk_lookup *ctx, struct packet
 	p->dst[3] = l3 & v6;
 }
 
-/* find_target returns the endpoint of the service that a packet belongs to, or NULL. */
+/* find_target returns the endpoint of a packet's service, or NULL. */
 static __always_inline struct target *find_target(struct packet *p)
 {
 	struct port_key port = { .port = p->port, .proto = p->tcp ? IPPROTO_TCP : IPPROTO_UDP };
@@ -153,7 +156,7 @@ static __always_inline enum given give(struct bpf_sk_lookup *ctx, struct service
 		bpf_sk_release(sk);
 		return NOT_WHOLE;
 	}
-	/* To exactly this socket, even if it sits in a reuseport group. */
+	/* Exactly this socket, even if it is in a reuseport group. */
 	err = bpf_sk_assign(ctx, sk, BPF_SK_LOOKUP_F_NO_REUSEPORT);
 	bpf_sk_release(sk);
 	return err ? REFUSED : GIVEN;
@@ -176,7 +179,7 @@ static __always_inline int swallow(struct bpf_sk_lookup *ctx, struct service *s,
 
 static __always_inline int pass(struct bpf_sk_lookup *ctx, struct place *at)
 {
-	return 1; /* with no socket assigned, the lookup goes on as if weir were not there */
+	return 1; /* without an assigned socket the lookup continues as if weir were absent */
 }
 
 static __always_inline int steer_packet(struct bpf_sk_lookup *ctx, struct packet *p, __u32 service,
@@ -204,13 +207,13 @@ int steer_lookup(struct bpf_sk_lookup *ctx)
 	t = find_target(&p);
 	if (!t)
 		return SK_PASS;
-	/* A service that is missing is being removed: its ports go next. */
+	/* A missing service is being removed, its ports next. */
 	return steer_packet(ctx, &p, t->service - 1, STEER_ENDPOINT(t), SK_PASS);
 }
 
 /*
- * A namespace in which something is bound has steer_dispatch in place of steer_lookup: bindings
- * lead to a service of the configuration, or to sockets that were registered.
+ * A namespace with bindings uses steer_dispatch in place of steer_lookup. Bindings lead to a
+ * configured service or to registered sockets.
  */
 BINDINGS_MAPS(bound)
 
@@ -237,8 +240,8 @@ struct {
 } steer_hits SEC(".maps");
 
 /*
- * 1 while steer_ports may hold something. Where it does not, as in a namespace of registered sockets
- * alone, asking it would be a quarter of what a packet costs that nothing is bound for.
+ * 1 while steer_ports may have entries. In a namespace with registered sockets only, its lookup
+ * would be a quarter of the cost of a packet without a binding.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -261,9 +264,9 @@ static __always_inline __u64 find_binding(struct packet *p)
 }
 
 /*
- * give_registered gives a packet to the socket that a service has registered for its kind. Where
- * that is in a reuseport group, the group chooses among its own as the application set it up. There
- * is nothing else that the packet may go to: it was meant for this service.
+ * give_registered assigns the registered socket of a service for the packet's kind. A reuseport
+ * group chooses among its sockets as set up by the application. Without a socket the packet is
+ * rejected, because it was meant for this service.
  */
 static __always_inline int give_registered(struct bpf_sk_lookup *ctx, __u32 number, __u32 kind)
 {
@@ -302,7 +305,7 @@ int steer_dispatch(struct bpf_sk_lookup *ctx)
 	if (listens && *listens)
 		t = find_target(&p);
 	binding = find_binding(&p);
-	/* Of prefixes that are alike the service's goes first: it names the port. */
+	/* For prefixes of equal length the service's listen wins, because it names the port. */
 	if (binding && (!t || BINDINGS_LENGTH(binding) > STEER_LENGTH(t))) {
 		__u32 number = BINDINGS_VALUE(binding) - 1;
 		__u32 kind = (p.family == AF_INET6) * 2 + p.tcp;
@@ -313,7 +316,7 @@ int steer_dispatch(struct bpf_sk_lookup *ctx)
 		} n;
 
 		if (!at)
-			return SK_DROP; /* nothing that user space writes */
+			return SK_DROP; /* never written by user space */
 		n.whole = *(volatile __u64 *)at;
 		if (!n.named.service)
 			return give_registered(ctx, number, kind);

@@ -1,9 +1,9 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * What weir serve hears of flow exporters, off the data path: a filter of packet sockets, which see
- * copies. It wakes user space only for messages that carry templates, and notes the header of every
- * session's latest message, which a replay must continue.
+ * The capture of flow exporters for weir serve, off the data path: a filter of packet sockets,
+ * which receive copies. It wakes user space only for messages with templates. It records the header
+ * of every session's latest message, because a replay must continue it.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -24,13 +24,13 @@
 #define NETFLOW9  9
 #define FRAGMENT  0x3fff /* more fragments, or an offset */
 #define FLOW_MASK 0xfffff
-#define WHOLE	  0xffff /* of the packet goes to user space */
+#define WHOLE	  0xffff /* pass the whole packet to user space */
 
 #ifndef barrier_var
 #define barrier_var(var) asm volatile("" : "+r"(var))
 #endif
 
-/* Ports that steered services listen on. */
+/* Ports of steered services. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 8192);
@@ -39,7 +39,7 @@ struct {
 	__type(value, struct port);
 } templates_ports SEC(".maps");
 
-/* By the address of a source: IPv4 as v4-mapped, of IPv6 the first 64 bits. */
+/* By source address: IPv4 as v4-mapped, IPv6 only the first 64 bits. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, TEMPLATES_SOURCES);
@@ -47,7 +47,7 @@ struct {
 	__type(value, struct budget);
 } templates_sources SEC(".maps");
 
-/* The budgets of all sources: of sessions that are not known, and of known ones. */
+/* Budgets over all sources: 0 unknown sessions, 1 known sessions. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 2);
@@ -55,7 +55,7 @@ struct {
 	__type(value, struct budget);
 } templates_budgets SEC(".maps");
 
-/* User space enters sessions; the filter only writes to those that are there. */
+/* User space adds sessions. The filter only updates existing ones. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, TEMPLATES_SESSIONS);
@@ -64,7 +64,7 @@ struct {
 	__type(value, struct heard);
 } templates_sessions SEC(".maps");
 
-/* The maps that only user space uses are described here, so that Go gets their layout. */
+/* Maps used by user space only, declared here to generate their layout in Go. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, TEMPLATES_SESSIONS * 4);
@@ -82,8 +82,8 @@ struct {
 } templates_counts SEC(".maps");
 
 /*
- * datagram is what every message begins with; the headers of the two protocols as far as they are
- * read. A message that is shorter has no set: NetFlow v9's header is as long as IPFIX's and a set's.
+ * datagram is the beginning of every message: the headers of both protocols as far as needed. A
+ * shorter message has no set, because NetFlow v9's header is as long as IPFIX's with a set header.
  */
 struct datagram {
 	struct udphdr udp;
@@ -104,20 +104,20 @@ struct set_header {
 	__be16 id, length;
 };
 
-/* message is where one is, and what its header says. */
+/* message is the position in a message and the content of its header. */
 struct message {
-	__u32 at, end;	 /* bytes from the network header */
-	__u32 templates; /* number of a set of templates; options templates have the next one */
+	__u32 at, end;	 /* from the network header, bytes */
+	__u32 templates; /* id of template sets; options template sets have the next id */
 	__u32 sequence, export_time, uptime;
 };
 
-/* The socket gives packets without their link header; load reads from the network header on. */
+/* The socket receives packets without their link header. load reads from the network header. */
 static __always_inline long load(struct __sk_buff *skb, __u32 at, void *to, __u32 len)
 {
 	return bpf_skb_load_bytes_relative(skb, at, to, len, BPF_HDR_START_NET);
 }
 
-/* read_ip returns where UDP begins, or 0 if the packet is none of ours. */
+/* read_ip returns the offset of UDP, or 0 if the packet is not relevant. */
 static __always_inline __u32 read_ip(struct __sk_buff *skb, struct session *s)
 {
 	__u16 protocol = bpf_ntohs((__u16)skb->protocol);
@@ -127,7 +127,7 @@ static __always_inline __u32 read_ip(struct __sk_buff *skb, struct session *s)
 	if (protocol == ETH_P_IP) {
 		if (load(skb, 0, &h4, sizeof(h4)) || h4.protocol != IPPROTO_UDP)
 			return 0;
-		/* Only a packet's first fragment has ports, and none has all of it. */
+		/* Only the first fragment has ports, and no fragment is complete. */
 		if (h4.frag_off & bpf_htons(FRAGMENT))
 			return 0;
 		if (h4.ttl == TEMPLATES_REPLAY_TTL && h4.id == bpf_htons(TEMPLATES_REPLAY_ID))
@@ -150,7 +150,7 @@ static __always_inline __u32 read_ip(struct __sk_buff *skb, struct session *s)
 	return 0;
 }
 
-/* read_header reads IPFIX's or NetFlow v9's header; it returns 0 if it is one. */
+/* read_header reads the header of IPFIX or NetFlow v9. It returns -1 for other packets. */
 static __always_inline int read_header(struct datagram *d, struct session *s, struct message *m)
 {
 	__u32 at = m->at + sizeof(d->udp);
@@ -181,9 +181,9 @@ static __always_inline int read_header(struct datagram *d, struct session *s, st
 }
 
 /*
- * read_sets notes the sets and says whether there are templates among them. It is written for the
- * verifier, which walks every iteration: nothing but the end of the message branches here, and the
- * place of a set is known in each.
+ * read_sets records the sets and reports whether one contains templates. It is written for the
+ * verifier, which follows every iteration: only the end of the message branches, and each set's
+ * position is known.
  */
 static __always_inline __u32 read_sets(struct __sk_buff *skb, struct message *m,
 				       struct heard *heard)
@@ -199,12 +199,12 @@ static __always_inline __u32 read_sets(struct __sk_buff *skb, struct message *m,
 		id = bpf_ntohs(h.id);
 		length = bpf_ntohs(h.length);
 		if (length < sizeof(h))
-			break; /* malformed; user space judges what came before */
+			break; /* malformed; user space parses the sets so far */
 		if (heard && i < TEMPLATES_NOTED) {
 			heard->set[i].id = id;
 			heard->set[i].length = length;
 		}
-		/* The kinds of templates are two numbers that differ in the lowest bit. */
+		/* The two template set ids differ only in the lowest bit. */
 		other = (id & ~1) ^ m->templates;
 		barrier_var(other);
 		wanted |= ((other | -other) >> 31) ^ 1;
@@ -216,8 +216,8 @@ static __always_inline __u32 read_sets(struct __sk_buff *skb, struct message *m,
 }
 
 /*
- * spend takes a message from a budget and returns 0, or -1 if it is used up. CPUs that do so at
- * once may take one message in place of two: the bound is not exact.
+ * spend takes a message from a budget. It returns -1 if the budget is exhausted. Concurrent CPUs
+ * may count two messages as one, so the limit is not exact.
  */
 static __always_inline int spend(struct budget *b, __u64 now, __u64 gap, __u64 burst)
 {
@@ -231,7 +231,7 @@ static __always_inline int spend(struct budget *b, __u64 now, __u64 gap, __u64 b
 	return 0;
 }
 
-/* affordable says whether user space may be woken for a message of templates. */
+/* affordable reports whether user space may be woken for a message with templates. */
 static __always_inline int affordable(const struct session *s, __u32 known)
 {
 	struct budget *b, fresh = {};
@@ -281,7 +281,9 @@ int templates_filter(struct __sk_buff *skb)
 		return 0;
 	heard = bpf_map_lookup_elem(&templates_sessions, &s);
 	if (heard) {
-		/* An exporter's packets come to one CPU mostly; a torn header costs a log line. */
+		/*
+		 * An exporter's packets mostly arrive on one CPU. A torn header costs one log line.
+		 */
 		heard->sequence = m.sequence;
 		heard->export_time = m.export_time;
 		heard->uptime = m.uptime;

@@ -1,8 +1,8 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * Tells weir serve the moment a socket that a slot may be waiting for appears or goes. Nothing
- * here decides about traffic, and nothing is pinned: the hooks go with the process.
+ * Notifies weir serve at once when a relevant socket is opened or closed. It does not affect
+ * traffic. Nothing is pinned: the hooks are detached with the process.
  */
 #include <linux/bpf.h>
 #include <linux/in.h>
@@ -13,7 +13,7 @@
 #define TCP_CLOSE  7
 #define TCP_LISTEN 10
 
-/* Ports that members' sockets are bound to, host byte order. */
+/* Ports of members' sockets, host byte order. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
@@ -26,7 +26,7 @@ struct event {
 	__u32 tgid;
 	__u16 port; /* host byte order */
 	__u8 proto;
-	__u8 opened; /* 1: listens or is bound now, 0: closes */
+	__u8 opened; /* 1: listens or is bound now, 0: closed */
 };
 
 struct {
@@ -43,7 +43,7 @@ static __always_inline void tell(__u16 port, __u8 proto, __u8 opened)
 	if (!bpf_map_lookup_elem(&watch_ports, &port))
 		return;
 	e.tgid = bpf_get_current_pid_tgid() >> 32;
-	/* When the buffer is full an event is lost: user space also looks, 4 s apart. */
+	/* A full buffer loses the event: user space also polls, at most 4 s apart. */
 	bpf_ringbuf_output(&watch_events, &e, sizeof(e), 0);
 }
 
@@ -62,16 +62,13 @@ int watch_listen(struct bpf_raw_tracepoint_args *ctx)
 	struct sock *sk = (struct sock *)ctx->args[0];
 	int from = ctx->args[1], to = ctx->args[2];
 
-	/* A new connection starts as a copy of its listener: LISTEN to SYN_RECV is none of ours. */
+	/* A new connection begins as a copy of its listener, so ignore LISTEN to SYN_RECV. */
 	if (to == TCP_LISTEN || (from == TCP_LISTEN && to == TCP_CLOSE))
 		tell(BPF_CORE_READ(sk, __sk_common.skc_num), IPPROTO_TCP, to == TCP_LISTEN);
 	return 0;
 }
 
-/*
- * UDP has no such tracepoint. post_bind runs when the port is taken; the process that binds is
- * the current one.
- */
+/* UDP has no such tracepoint. post_bind runs when the port is taken, in the binding process. */
 static __always_inline int bound(struct bpf_sock *sk)
 {
 	if (sk->protocol == IPPROTO_UDP)
