@@ -150,7 +150,7 @@ func (c *client) stop() error {
 	return <-c.finished
 }
 
-// ask sends a word, and verifies the answer.
+// ask sends a text, and verifies the answer.
 func (c *client) ask(word string) error {
 	if _, err := c.Write([]byte(word)); err != nil {
 		return err

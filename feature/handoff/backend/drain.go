@@ -64,7 +64,7 @@ func (a *Agent) drain(ctx context.Context, how Draining, progress func(Drained))
 		return nil
 	}
 	for {
-		out, err := a.outOfShare() // before counting, to include sessions that have come until then
+		out, err := a.outOfShare() // before counting, to include sessions arrived until then
 		if err != nil {
 			return err
 		}

@@ -10,7 +10,7 @@ import (
 )
 
 // workers are goroutines for received frames. Idle ones are reused, because their stacks have grown. A new
-// goroutine's stack grows three times before a socket is restored, while the session stands still.
+// goroutine's stack grows three times before a socket is restored, while the session is stopped.
 type workers struct {
 	next chan func()   // to an idle worker
 	stay chan struct{} // slots of idle workers

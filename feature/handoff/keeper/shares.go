@@ -12,7 +12,7 @@ import (
 )
 
 // Shares divide the keeper's memory and descriptors, so no service or user can take all of them. A share is a
-// multiple of the free amount. It shrinks as others come, and newcomers always find a rest. Sessions are charged to
+// multiple of the free amount. It shrinks as others arrive, so newcomers find some room. Sessions are charged to
 // their owner's user, or to the last owner's while they wait.
 const (
 	// One user's sessions of one service may use 3 times the free amount: 3/4 of all for one user, 3/7 each for two.

@@ -27,7 +27,7 @@ type DumpOptions struct {
 }
 
 // Prepared is the constant part of a session's state, read while packets still arrive. It more than halves the time
-// of the dump, in which the session stands still.
+// of the dump, during which the session is stopped.
 type Prepared struct {
 	flow  Flow
 	tls   bool

@@ -106,7 +106,7 @@ const (
 	oneNonce           // a flow learned again keeps its old nonce
 	bufferTwice        // a source that went ahead sends Buffer again, and believes either answer
 	refusedOnly        // a move with a rejected Flip can still succeed
-	noNonce            // the load balancer cannot tell that no Buffer arrived
+	noNonce            // the load balancer cannot detect a missing Buffer
 	lastFault    = noNonce
 )
 
