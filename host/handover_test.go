@@ -32,8 +32,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// routed is the address of a service. Its members get numbered messages of 8 bytes from routers over UDP and TCP: the last byte of the router's
-// address, and a number. They log each processed message with its time.
+// routed is the address of a service. Its members get numbered messages of 8 bytes from routers over UDP and TCP: the last
+// byte of the router's address, and a number. They log each processed message with its time.
 const routed = "127.0.0.1:4741"
 
 func message(router byte, n uint32) []byte {

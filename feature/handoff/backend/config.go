@@ -83,7 +83,7 @@ func (c *Config) Validate() (errs []error) {
 	}
 	for i, d := range c.Devices {
 		if slices.Contains(c.Devices[:i], d) {
-			fail("devices: %q is there twice: name each interface once", d)
+			fail("devices: %q is listed twice: name each interface once", d)
 		}
 	}
 	if c.Timeout < 0 || c.Timeout > 0 && c.Timeout < 10*time.Millisecond {

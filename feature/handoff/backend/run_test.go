@@ -230,7 +230,7 @@ devices: [eth0]
 		{"listen: 10.0.0.1:7947", "listen: here", "set the address for other backends' agents"},
 		{"address: 10.0.0.1\n", "address: ten\n", "server.yaml:4"},
 		{"devices: [eth0]", "devices: []", "name the interfaces"},
-		{"devices: [eth0]", "devices: [eth0, eth1, eth0]", `"eth0" is there twice`},
+		{"devices: [eth0]", "devices: [eth0, eth1, eth0]", `"eth0" is listed twice`},
 		{"address: 10.0.0.1\n", "address: 0.0.0.0\n", "set this backend's address for the load balancer"},
 		{"address: 10.0.0.1\n", "address: ff02::1\n", "set this backend's address for the load balancer"},
 		{"lb: {address: 10.0.0.9:7946}", "lb: {name: f}", "set the address of its agent"},

@@ -29,7 +29,7 @@ func (a *Agent) admits(h peer.Hello) error {
 		}
 	}
 	if m := a.members[h.Number]; m != nil && m.Name != h.Name {
-		return fmt.Errorf("number %d is backend %s's: take another one", h.Number, m.Name)
+		return fmt.Errorf("number %d belongs to backend %s: use another number", h.Number, m.Name)
 	}
 	for _, m := range a.members {
 		if m.Name == h.Name && m.Number != h.Number {

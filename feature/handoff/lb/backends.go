@@ -42,7 +42,7 @@ type Backend struct {
 func (h Backend) check() error {
 	switch {
 	case h.Number == 0 || h.Number > MaxBackends:
-		return fmt.Errorf("backend %s: number %d: take one of 1 to %d", h.Name, h.Number, MaxBackends)
+		return fmt.Errorf("backend %s: number %d: want 1 to %d", h.Name, h.Number, MaxBackends)
 	case h.Name == "":
 		return fmt.Errorf("backend %d has no name", h.Number)
 	case h.Weight < 0:

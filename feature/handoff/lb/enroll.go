@@ -45,7 +45,7 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 	case own:
 		return fmt.Errorf("address %s is the load balancer's own: give the backend's", r.Address)
 	case r.Weight < 0 || r.Weight > spec.MaxWeight:
-		return fmt.Errorf("weight %d: take one of 0 to %d", r.Weight, spec.MaxWeight)
+		return fmt.Errorf("weight %d: want 0 to %d", r.Weight, spec.MaxWeight)
 	case m != nil && m.told != nil && m.Address.IsValid() && m.Address != r.Address:
 		return fmt.Errorf("address %s: lb.backends has %s for this backend", r.Address, m.Address)
 	}

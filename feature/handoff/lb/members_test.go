@@ -339,7 +339,7 @@ func TestRegisterRefused(t *testing.T) {
 		r      peer.Registration
 		says   string
 	}{
-		{"h2", 1, ok, "number 1 is backend h1's"},
+		{"h2", 1, ok, "number 1 belongs to backend h1"},
 		{"h1", 2, ok, "backend h1 has number 1"},
 		{"h2", 7, ok, "backend 7 is h7"},
 		{"h7", 3, ok, "backend h7 has number 7"},

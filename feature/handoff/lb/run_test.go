@@ -188,7 +188,7 @@ func TestConfigErrors(t *testing.T) {
 		t.Fatalf("%+v, %v", c, err)
 	}
 	for _, e := range []struct{ from, to, says string }{
-		{"number: 1, address", "number: 1024, address", "backends.a: number 1024: take an unused one from 1 to 1023"},
+		{"number: 1, address", "number: 1024, address", "backends.a: number 1024: want an unused number from 1 to 1023"},
 		{"address: 10.0.0.1", "weight: 1", "backends.a: address: give its address"},
 		{"address: 10.0.0.1", "address: 10.0.0.1, wieght: 1", "weight"},
 		{"address: 10.0.0.1", "address: 10.0.0.1, weight: -1", "weight -1"},
@@ -197,21 +197,21 @@ func TestConfigErrors(t *testing.T) {
 		{"by: source", "by: sorcery", `services.flows: by "sorcery"`},
 		{"udp 10.55.0.1:4739", "udp 10.55.0.0/24:4739", "want one address"},
 		{"udp 10.55.0.1:4739", "tcp 10.55.0.1:9000", "is flows's"},
-		{"talk: {number: 0", "talk: {number: 1", "number 1: take an unused one"},
-		{"udp 10.55.0.1:4739", "udp 224.0.0.1:4739", "take a unicast address"},
-		{"udp 10.55.0.1:4739", "udp 127.0.0.1:4739", "take a unicast address"},
+		{"talk: {number: 0", "talk: {number: 1", "number 1: want an unused number"},
+		{"udp 10.55.0.1:4739", "udp 224.0.0.1:4739", "want a unicast address"},
+		{"udp 10.55.0.1:4739", "udp 127.0.0.1:4739", "want a unicast address"},
 		{"address: 10.0.0.1", "address: 10.55.0.1", "backends.a: address 10.55.0.1 belongs to service"},
 		{"address: 10.0.0.1", "address: 127.0.0.1", "backends.a: address 127.0.0.1"},
 		{"a: {number: 1, address: 10.0.0.1}", "a: {number: 1, address: 10.0.0.1}\n  b: {number: 2, address: 10.0.0.1}", "belongs to backend a"},
-		{"devices: [eth0]", "devices: [eth0, eth1, eth0]", `devices: "eth0" is there twice`},
-		{"devices: [eth0]", "devices: [eth0]\nbuffer_timeout: 2h", "buffer_timeout and move_timeout together, 2h0m10s"},
+		{"devices: [eth0]", "devices: [eth0, eth1, eth0]", `devices: "eth0" is listed twice`},
+		{"devices: [eth0]", "devices: [eth0]\nbuffer_timeout: 2h", "buffer_timeout plus move_timeout, 2h0m10s"},
 		{"devices: [eth0]", "devices: [eth0]\nname: ''", `name ""`},
 		{"devices: [eth0]", "devices: []", "devices: name the interfaces"},
 		{"listen: 10.2.0.1:7946", "listen: x", `listen "x"`},
 		{"devices: [eth0]", "devices: [eth0]\ntunnel_mtu: 100", "tunnel_mtu 100"},
 		{"devices: [eth0]", "devices: [eth0]\nbuffer_timeout: 1ms", "buffer_timeout 1ms"},
-		{"devices: [eth0]", "devices: [eth0]\nidle_timeout: 10s", "buffer_timeout and move_timeout together, 11s"},
-		{"devices: [eth0]", "devices: [eth0]\nidle_timeout: 20s\nbuffer_timeout: 5s\nmove_timeout: 16s", "buffer_timeout and move_timeout together, 21s"},
+		{"devices: [eth0]", "devices: [eth0]\nidle_timeout: 10s", "buffer_timeout plus move_timeout, 11s"},
+		{"devices: [eth0]", "devices: [eth0]\nidle_timeout: 20s\nbuffer_timeout: 5s\nmove_timeout: 16s", "buffer_timeout plus move_timeout, 21s"},
 		{"devices: [eth0]", "devices: [eth0]\nname: a/b", `name "a/b"`},
 	} {
 		text := strings.Replace(good, e.from, e.to, 1)

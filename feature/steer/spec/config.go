@@ -157,7 +157,7 @@ func (c *Config) Validate() []error {
 			errs = append(errs, s.Options.Pos.Errorf("services.%s.steer: "+format, append([]any{s.Name}, a...)...))
 		}
 		if s.Slots == 0 {
-			fail("no slots: say how many, like slots: 4, name members, or remove the service")
+			fail("no slots: set their number, like slots: 4, name members, or remove the service")
 		} else if s.Slots < 1 || s.Slots > MaxSlots {
 			fail("slots %d: want a number from 1 to %d", s.Slots, MaxSlots)
 		}

@@ -97,13 +97,13 @@ func (c *Config) Validate() (errs []error) {
 	}
 	fail := func(p strictyaml.Pos, format string, a ...any) { errs = append(errs, p.Errorf(format, a...)) }
 	if !kernel.ValidName(PinPrefix+c.Name) || c.Name == "" || len(c.Name) > 40 {
-		fail(c.Pos, "lb: name %q: take 1 to 40 letters, digits, - and _", c.Name)
+		fail(c.Pos, "lb: name %q: want 1 to 40 letters, digits, - and _", c.Name)
 	}
 	if len(c.Devices) == 0 {
 		fail(c.Pos, "lb: devices: name the interfaces towards clients and towards backends")
 	}
 	if twice := repeated(c.Devices); twice != "" {
-		fail(c.Pos, "lb: devices: %q is there twice: name each interface once", twice)
+		fail(c.Pos, "lb: devices: %q is listed twice: name each interface once", twice)
 	}
 	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
 		fail(c.Pos, "lb: listen %q: want an address for backends' agents, like 0.0.0.0:7946", c.Listen)
@@ -118,7 +118,7 @@ func (c *Config) Validate() (errs []error) {
 		fail(c.Pos, "lb: backends: there are none, and none may register: name some, or set register: true")
 	}
 	if c.TunnelMTU != 0 && (c.TunnelMTU < 1280 || c.TunnelMTU > 65000) {
-		fail(c.Pos, "lb: tunnel_mtu %d: take the underlay's MTU less 50 (over IPv4) or 70 (over IPv6), 1280 to 65000; 0 for no tunnels", c.TunnelMTU)
+		fail(c.Pos, "lb: tunnel_mtu %d: want the underlay's MTU minus 50 (over IPv4) or 70 (over IPv6), 1280 to 65000; 0 for no tunnels", c.TunnelMTU)
 	}
 	if p := c.Partner; p != (Partner{}) {
 		if _, _, err := net.SplitHostPort(p.Address); err != nil || p.Name == "" || p.Name == c.Name {
@@ -127,11 +127,11 @@ func (c *Config) Validate() (errs []error) {
 	}
 	for what, d := range map[string]time.Duration{"buffer_timeout": c.BufferTimeout, "move_timeout": c.MoveTimeout, "ended_timeout": c.EndedTimeout, "idle_timeout": c.IdleTimeout, "agent_timeout": c.AgentTimeout, "startup_timeout": c.StartupTimeout} {
 		if d < 0 || d > 0 && d < 10*time.Millisecond {
-			fail(c.Pos, "lb: %s %s: take 10 ms or more", what, d)
+			fail(c.Pos, "lb: %s %s: want 10 ms or more", what, d)
 		}
 	}
 	if least := cmp.Or(c.BufferTimeout, DefaultBufferTimeout) + cmp.Or(c.MoveTimeout, DefaultMoveTimeout); cmp.Or(c.IdleTimeout, DefaultIdleTimeout) < least { // a move may last that long without a packet
-		fail(c.Pos, "lb: idle_timeout %s: take buffer_timeout and move_timeout together, %s, or more: a flow must not be forgotten while it moves", cmp.Or(c.IdleTimeout, DefaultIdleTimeout), least)
+		fail(c.Pos, "lb: idle_timeout %s: want at least buffer_timeout plus move_timeout, %s: a flow must not expire while it moves", cmp.Or(c.IdleTimeout, DefaultIdleTimeout), least)
 	}
 	c.checkServices(fail)
 	c.checkBackends(fail)
@@ -145,7 +145,7 @@ func (c *Config) checkServices(fail failure) {
 	for _, name := range slices.Sorted(maps.Keys(c.Services)) {
 		s := c.Services[name]
 		if o, taken := numbers[s.Number]; taken || s.Number < 0 || s.Number >= MaxServices {
-			fail(s.Pos, "lb.services.%s: number %d: take an unused one from 0 to %d%s", name, s.Number, MaxServices-1, has(o))
+			fail(s.Pos, "lb.services.%s: number %d: want an unused number from 0 to %d%s", name, s.Number, MaxServices-1, has(o))
 		}
 		numbers[s.Number] = name
 		if len(s.Listen) == 0 {
@@ -156,10 +156,10 @@ func (c *Config) checkServices(fail failure) {
 				fail(s.Pos, "lb.services.%s: listen %q: want one address, present on every backend, like tcp 192.0.2.1:1790", name, l)
 			}
 			if a := l.Prefix.Addr().Unmap(); l.Prefix.IsSingleIP() && !Unicast(a) {
-				fail(s.Pos, "lb.services.%s: listen %q: %s cannot belong to one machine of a network: take a unicast address present on every backend", name, l, a)
+				fail(s.Pos, "lb.services.%s: listen %q: %s cannot belong to one machine of a network: want a unicast address present on every backend", name, l, a)
 			}
 			if a, err := netip.ParseAddrPort(c.Listen); err == nil && l.Proto == unix.IPPROTO_TCP && a == netip.AddrPortFrom(l.Prefix.Addr(), l.Port) {
-				fail(s.Pos, "lb.services.%s: listen %q: lb.listen in line %d has it too, so agents' connections would go to backends: take another port for lb.listen", name, l, c.At("listen").Line)
+				fail(s.Pos, "lb.services.%s: listen %q: lb.listen in line %d has it too, so agents' connections would go to backends: use another port for lb.listen", name, l, c.At("listen").Line)
 			}
 			if o, taken := places[l]; taken {
 				fail(s.Pos, "lb.services.%s: %s is %s's", name, l, o)
@@ -206,21 +206,21 @@ func (c *Config) checkBackends(fail failure) {
 		switch a := h.Address.Unmap(); {
 		case !h.Address.IsValid():
 		case !Unicast(a):
-			fail(h.Pos, "lb.backends.%s: address %s: take the address of the backend on its network", name, a)
+			fail(h.Pos, "lb.backends.%s: address %s: want the backend's address on its network", name, a)
 		case at[a] != "":
 			fail(h.Pos, "lb.backends.%s: address %s belongs to %s: give an address of the backend alone", name, a, at[a])
 		default:
 			at[a] = "backend " + name
 		}
 		if o, taken := numbers[h.Number]; taken || h.Number < 1 || h.Number > int(MaxBackends) {
-			fail(h.Pos, "lb.backends.%s: number %d: take an unused one from 1 to %d%s", name, h.Number, MaxBackends, has(o))
+			fail(h.Pos, "lb.backends.%s: number %d: want an unused number from 1 to %d%s", name, h.Number, MaxBackends, has(o))
 		}
 		numbers[h.Number] = name
 		if !h.Address.IsValid() && !c.Register {
 			fail(h.Pos, "lb.backends.%s: address: give its address, or set register: true", name)
 		}
 		if w := h.EffectiveWeight(); w < 0 || w > MaxWeight {
-			fail(h.Pos, "lb.backends.%s: weight %d: take one of 0 to %d", name, w, MaxWeight)
+			fail(h.Pos, "lb.backends.%s: weight %d: want 0 to %d", name, w, MaxWeight)
 		}
 		if h.Check != "" {
 			if _, err := netip.ParseAddrPort(h.Check); err != nil {
