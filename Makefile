@@ -152,6 +152,11 @@ prose: bin/vale ## measure comments, pages and commit subjects, lint pages, help
 # Pages for readers. RESULTS.md is the lab's output.
 PAGES = $(filter-out docs/RESULTS.md LICENSES/%,$(call files,'*.md'))
 
+.PHONY: docs-test
+docs-test: ## as root: run or parse every command and configuration of the pages, check their links
+	$(GO) test -count 1 -run '^TestDocs' ./cmd/weir
+	cd lint && $(GO) test -count 1 ./links
+
 .PHONY: texts
 texts: build ## write the golden files of help texts and log messages again (lint/texts)
 	cd lint && $(GO) test ./texts -count 1 -update
