@@ -21,12 +21,12 @@ import (
 // The test types the shell lines of these pages into one shell, in a network namespace and with pins of its own.
 func TestDocs(t *testing.T) {
 	nstest.NeedRoot(t)
-	for _, tool := range []string{"go", "nc", "ip", "awk"} {
+	for _, tool := range []string{"go", "nc", "ip", "awk", "python3"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			t.Skipf("need: tool %s (nc: Debian package netcat-openbsd)", tool)
 		}
 	}
-	for _, page := range []string{"examples/echo/README.md", "docs/BINDINGS.md", "docs/TUBULAR.md"} {
+	for _, page := range []string{"examples/echo/README.md", "docs/BINDINGS.md", "docs/TUBULAR.md", "docs/HANDOFF.md"} {
 		t.Run(page, func(t *testing.T) {
 			root, err := filepath.Abs("../..")
 			if err != nil {

@@ -34,7 +34,7 @@
 //
 // The stream is therefore exact in both directions, without a copy of it anywhere.
 //
-// docs/HANDOFF.md describes the protocol, for clients in other languages.
+// docs/HANDOFF-PROTOCOL.md describes the protocol, for clients in other languages.
 package handoff
 
 import (

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package keeper keeps duplicates of services' live sockets, with the position and application state of each. A
-// session thereby outlives its member: the service's next member continues at the exact byte. docs/HANDOFF.md
-// describes the protocol and its guarantees.
+// session thereby outlives its member: the service's next member continues at the exact byte.
+// docs/HANDOFF-PROTOCOL.md describes the protocol and its guarantees.
 package keeper
 
 import (

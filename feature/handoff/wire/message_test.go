@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// TestLayout checks the bytes of the example in docs/HANDOFF.md. Clients in other languages rely on
+// TestLayout checks the bytes of the example in docs/HANDOFF-PROTOCOL.md. Clients in other languages rely on
 // them.
 func TestLayout(t *testing.T) {
 	m := Message{Type: Transfer, Flags: Crashed, Seq: 0x01020304, Session: 0x1112131415161718, Read: 0x2122232425262728,

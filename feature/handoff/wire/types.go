@@ -2,7 +2,7 @@
 
 // Package wire is the protocol between a keeper of sessions and the members of a service. Each
 // packet of a Unix SOCK_SEQPACKET socket is one message. Sockets travel as SCM_RIGHTS.
-// docs/HANDOFF.md describes the bytes for clients in other languages.
+// docs/HANDOFF-PROTOCOL.md describes the bytes for clients in other languages.
 package wire
 
 import (
