@@ -26,7 +26,20 @@ func TestDocs(t *testing.T) {
 			t.Skipf("need: tool %s (nc: Debian package netcat-openbsd)", tool)
 		}
 	}
-	for _, page := range []string{"examples/echo/README.md", "docs/BINDINGS.md", "docs/TUBULAR.md", "docs/HANDOFF.md"} {
+	pages := []string{
+		"docs/BINDINGS.md",
+		"docs/GENERATIONS.md",
+		"docs/HANDOFF.md",
+		"docs/MEMBERS.md",
+		"docs/STEER.md",
+		"docs/TUBULAR.md",
+		"examples/echo/README.md",
+	}
+	built := t.TempDir() // weir as installed, for pages that do not build it
+	if out, err := exec.Command("go", "build", "-o", built, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, page := range pages {
 		t.Run(page, func(t *testing.T) {
 			root, err := filepath.Abs("../..")
 			if err != nil {
@@ -47,16 +60,30 @@ func TestDocs(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer sshd.Close()
-			// Builds of the page must not replace this checkout's binaries.
-			bin := filepath.Join(root, "bin")
-			if err := os.MkdirAll(bin, 0o755); err != nil {
-				t.Fatal(err)
+			dir := root
+			if strings.Contains(string(text), "\ngo build ") {
+				// Builds of the page must not replace this checkout's binaries.
+				bin := filepath.Join(root, "bin")
+				if err := os.MkdirAll(bin, 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := unix.Mount("tmpfs", bin, "tmpfs", 0, "mode=0755"); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				dir = t.TempDir()
 			}
-			if err := unix.Mount("tmpfs", bin, "tmpfs", 0, "mode=0755"); err != nil {
-				t.Fatal(err)
-			}
-			sh := startShell(t, root)
+			sh := startShell(t, dir, built)
 			for _, s := range statements {
+				if s.file != "" {
+					if dir == root {
+						continue // a page that builds saves its files itself
+					}
+					if err := os.WriteFile(filepath.Join(dir, s.file), []byte(s.text), 0o600); err != nil {
+						t.Fatal(err)
+					}
+					continue
+				}
 				if err := sh.run(s); err != nil {
 					t.Fatalf("%s:%d: %s\n%v", page, s.line, s.text, err)
 				}
@@ -65,15 +92,16 @@ func TestDocs(t *testing.T) {
 	}
 }
 
-// statement is a typed command with the output promised by the page.
+// statement is a typed command with the output promised by the page, or a file to save.
 type statement struct {
 	line   int
+	file   string // name of the file: the text is its contents
 	text   string
 	prints string // a line expected among the output, soon: after "# →"
 	output string // the whole output: the following text block
 }
 
-// shellOf returns the statements in a page's sh blocks.
+// shellOf returns the statements in a page's sh blocks, and the files in its yaml blocks with a first line "# NAME.yaml".
 func shellOf(page string) (out []statement) {
 	block := ""
 	number := 0
@@ -96,6 +124,13 @@ func shellOf(page string) (out []statement) {
 				s.text, s.prints = text, prints
 			}
 			out = append(out, s)
+		case block == "yaml." && strings.HasPrefix(line, "# ") && strings.HasSuffix(line, ".yaml"):
+			out = append(out, statement{line: number, file: line[2:]})
+			block = "file."
+		case block == "file.":
+			out[len(out)-1].text += line + "\n"
+		case block == "yaml.":
+			block = "other."
 		case block == "text." && len(out) > 0:
 			out[len(out)-1].output += line + "\n"
 		}
@@ -104,8 +139,11 @@ func shellOf(page string) (out []statement) {
 }
 
 func TestShellOf(t *testing.T) {
-	got := shellOf("a\n```sh\none   # → 1\n\ntwo\n```\n```text\nx\ny\n```\n```\nnot this\n```\n```ini\nnor this\n```\n```sh\nthree \\\n four\n```\n")
-	want := []statement{{3, "one   ", "1", ""}, {5, "two", "", "x\ny\n"}, {18, "three \\\n four", "", ""}}
+	got := shellOf("a\n```sh\none   # → 1\n\ntwo\n```\n```text\nx\ny\n```\n```\nnot this\n```\n```ini\nnor this\n```\n```sh\nthree \\\n four\n```\n```yaml\n# a.yaml\nb:\n```\n```yaml\nb:\n# c.yaml\n```\n")
+	want := []statement{
+		{line: 3, text: "one   ", prints: "1"}, {line: 5, text: "two", output: "x\ny\n"},
+		{line: 18, text: "three \\\n four"}, {line: 22, file: "a.yaml", text: "b:\n"},
+	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)
 	}
@@ -117,11 +155,11 @@ type shell struct {
 	lines chan string // output lines of the shell and its children
 }
 
-func startShell(t *testing.T, dir string) *shell {
+func startShell(t *testing.T, dir, path string) *shell {
 	t.Helper()
 	c := exec.Command("bash", "--norc", "--noprofile")
 	c.Dir = dir
-	c.Env = append(os.Environ(), "USER=alice", "WEIR_ROOT=")
+	c.Env = append(os.Environ(), "USER=alice", "WEIR_ROOT=", "PATH="+path+":"+os.Getenv("PATH"))
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	sh := &shell{nstest.Start(t, c), make(chan string)}
 	t.Cleanup(func() { _ = unix.Kill(-sh.PID(), unix.SIGKILL) }) // kill its background processes too
@@ -146,8 +184,10 @@ var patient = strings.NewReplacer("| nc -q 1 ", "| nc -N ", "| nc -u -w 1 ", "| 
 // run types a statement and waits for its end and its promised output. A background process may print the output later.
 func (s *shell) run(x statement) error {
 	const end = "the statement has ended with"
-	s.Tell(patient.Replace(x.text) + "\nprintf '\\n%s %d\\n' '" + end + "' $?")
+	text := patient.Replace(x.text) + "\nprintf '\\n%s %d\\n' '" + end + "' $?"
+	s.Tell(text)
 	var seen []string
+	var again <-chan time.Time
 	ended := false
 	for late := time.After(5 * time.Minute); ; {
 		if ended && (x.prints == "" || slices.Contains(seen, x.prints)) {
@@ -164,8 +204,14 @@ func (s *shell) run(x statement) error {
 			} else if status != "0" {
 				return fmt.Errorf("status %s, and it printed\n%s", status, strings.Join(seen, "\n"))
 			}
-			ended = true
-			late = time.After(60 * time.Second)
+			if !ended {
+				late = time.After(60 * time.Second)
+			}
+			if ended = true; strings.HasPrefix(x.text, "cat ") { // another process writes the file
+				again = time.After(100 * time.Millisecond)
+			}
+		case <-again:
+			s.Tell(text)
 		case <-late:
 			return fmt.Errorf("want %q; it printed\n%s", x.prints, strings.Join(seen, "\n"))
 		}
