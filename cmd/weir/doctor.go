@@ -16,8 +16,8 @@ import (
 func doctorCommand(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "doctor", Short: "Report which features this kernel and user can run, and why not", Args: cobra.NoArgs,
-		Long: `Probe each feature's needs against this kernel and user, and check running
-services for common faults, such as a proxy that hides the routers' addresses. A
+		Long: `Probe whether this kernel and user can run each feature, and check running
+services for common faults, such as a proxy hiding the routers' addresses. A
 failure is a broken part of the configuration: /healthz of weir serve then answers
 503 with it. The exit status is 3 if a feature cannot run.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {

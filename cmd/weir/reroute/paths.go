@@ -361,7 +361,7 @@ func printPath(w io.Writer, p protect.PathState) {
 	}
 }
 
-// routesText describes the routes that depend on a path's interface, and the traffic lost without it.
+// routesText describes the routes dependent on a path's interface, and the traffic lost without it.
 func routesText(p protect.PathState) (lines []string) {
 	r := p.Routes
 	if r.Alone > 0 {

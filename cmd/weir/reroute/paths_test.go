@@ -14,7 +14,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/protect"
 )
 
-// Status names the routes that depend on a link, and the fate of their packets, before and after a failure.
+// Status names the routes over a link, and the fate of their packets, before and after a failure.
 func TestRoutesText(t *testing.T) {
 	const all = "routes: 5 use only eth1 and disappear when it is set down, drained or not; 3 of them disappear with its carrier"
 	for name, c := range map[string]struct {

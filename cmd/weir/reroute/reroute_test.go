@@ -42,7 +42,7 @@ func TestPrintAudit(t *testing.T) {
 	}
 }
 
-// Packets with another key are reported beside a session that does not come up.
+// Packets with another key are reported for a session stuck in Down.
 func TestBFDNotAuthentic(t *testing.T) {
 	var out strings.Builder
 	printBFD(&out, []peers.SessionState{{Name: "core-a", State: bfd.Down, NotAuthentic: 28}, {Name: "core-b", State: bfd.Up, NotAuthentic: 1}}, false)

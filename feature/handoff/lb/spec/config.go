@@ -109,7 +109,7 @@ func (c *Config) Validate() (errs []error) {
 		fail(c.Pos, "lb: listen %q: want an address for backends' agents, like 0.0.0.0:7946", c.Listen)
 	}
 	if c.TLS.Certificate == "" || c.TLS.Key == "" || c.TLS.CA == "" {
-		fail(c.Pos, "lb: tls: name the files of certificate, key and ca: agents require certificates")
+		fail(c.Pos, "lb: tls: set the files of certificate, key and ca: agents require mutual TLS")
 	}
 	if len(c.Services) == 0 {
 		fail(c.Pos, "lb: services: name at least one")
@@ -159,7 +159,7 @@ func (c *Config) checkServices(fail failure) {
 				fail(s.Pos, "lb.services.%s: listen %q: %s cannot belong to one machine of a network: want a unicast address present on every backend", name, l, a)
 			}
 			if a, err := netip.ParseAddrPort(c.Listen); err == nil && l.Proto == unix.IPPROTO_TCP && a == netip.AddrPortFrom(l.Prefix.Addr(), l.Port) {
-				fail(s.Pos, "lb.services.%s: listen %q: lb.listen in line %d has it too, so agents' connections would go to backends: use another port for lb.listen", name, l, c.At("listen").Line)
+				fail(s.Pos, "lb.services.%s: listen %q: lb.listen in line %d uses that port, so agents' connections would go to backends: use another port for lb.listen", name, l, c.At("listen").Line)
 			}
 			if o, taken := places[l]; taken {
 				fail(s.Pos, "lb.services.%s: %s is %s's", name, l, o)
