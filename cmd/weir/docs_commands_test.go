@@ -17,7 +17,7 @@ import (
 // docsPages returns the user pages: at the top, in docs, and beside features, examples and clients.
 func docsPages(t *testing.T) (pages []string) {
 	t.Helper()
-	for _, pattern := range []string{"README.md", "docs/*.md", "feature/*/*.md", "examples/*/*.md", "clients/*/*.md"} {
+	for _, pattern := range []string{"README.md", "docs/*.md", "docs/*/*.md", "feature/*/*.md", "examples/*/*.md", "clients/*/*.md"} {
 		found, err := filepath.Glob(filepath.Join("../..", pattern))
 		if err != nil {
 			t.Fatal(err)

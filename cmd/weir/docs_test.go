@@ -33,7 +33,7 @@ func TestDocs(t *testing.T) {
 		"docs/HANDOFF.md",
 		"docs/MEMBERS.md",
 		"docs/STEER.md",
-		"docs/TUBULAR.md",
+		"docs/coming-from/tubular.md",
 		"examples/echo/README.md",
 	}
 	built := t.TempDir() // weir as installed, for pages that do not build it
