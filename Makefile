@@ -130,6 +130,7 @@ lint-go:
 	$(call each,$(GO) vet ./...)
 	$(call each,$(GO) tool staticcheck ./...)
 	$(call each,$(GO) mod tidy -diff)
+	cd release && $(GO) mod tidy -diff
 
 .PHONY: lint-shell
 lint-shell:
@@ -160,6 +161,11 @@ docs-test: ## as root: run or parse every command and configuration of the pages
 .PHONY: texts
 texts: build ## write the golden files of help texts and log messages again (lint/texts)
 	cd lint && $(GO) test ./texts -count 1 -update
+
+.PHONY: package
+package: ## dist/: .deb and .rpm, tarballs, SBOMs and checksums, for amd64 and arm64
+	rm -rf dist
+	release/build "$(patsubst v%,%,$(VERSION))" dist
 
 .PHONY: vm
 vm: ## the tests of vm/packages on Debian's kernels 5.10, 6.1, 6.12 and newest, under QEMU

@@ -32,7 +32,7 @@ var floors = map[string]int{
 	"feature": 3,
 	// 4: feature/*
 	"host": 5, "collector": 5,
-	"cmd": 6, "lab": 6, "vm": 6, "examples": 6, "lint": 6,
+	"cmd": 6, "lab": 6, "vm": 6, "examples": 6, "lint": 6, "release": 6,
 }
 
 const featureFloor = 4
