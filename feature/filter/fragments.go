@@ -24,7 +24,8 @@ type evaded struct {
 	ip4, ip6 bool // families of the evading fragments
 }
 
-// families reports the address families filtered before reassembly. docs/FILTER.md has the table.
+// families reports the address families filtered before reassembly. docs/FILTER-LANGUAGE.md has the
+// table.
 func (f Filter) families() (ip4, ip6 bool) {
 	if f.Hook.ofDevices() {
 		return true, true

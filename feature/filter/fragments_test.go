@@ -15,7 +15,7 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// The test verifies the table in docs/FILTER.md: hooks before and after reassembly. Active
+// The test verifies the table in docs/FILTER-LANGUAGE.md: hooks before and after reassembly. Active
 // conntrack reassembles before input, the remedy for IPv6.
 func TestFragments(t *testing.T) {
 	if _, err := exec.LookPath("nft"); err != nil {
@@ -160,7 +160,7 @@ func TestWarnsOfFragments(t *testing.T) {
 		{HookNFT, "", Drop, []Rule{drop(payload), pass("udp")}, only6},
 		{HookNFT, "", Pass, []Rule{pass(payload), drop(ports)}, only6},
 		{HookNFT, "", Drop, []Rule{pass("ip.src == 10.0.0.1"), pass(payload)}, neither},
-		// The hooks and families of docs/FILTER.md.
+		// The hooks and families of docs/FILTER-LANGUAGE.md.
 		{HookNFT, "", Pass, []Rule{drop("ip and " + payload)}, neither},
 		{HookNFT, "output", Pass, []Rule{drop(payload)}, neither},
 		{HookNetfilter, "postrouting", Pass, []Rule{drop(payload)}, neither},

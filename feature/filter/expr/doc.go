@@ -8,7 +8,7 @@
 //
 // Parse returns a typed tree. Its canonical text parses to the same tree. Eval interprets the tree
 // over a dissection of the packet. The dissection is written from the RFCs alone and serves as the
-// reference for compiled programs (package compile). docs/FILTER.md describes the language.
+// reference for compiled programs (package compile). docs/FILTER-LANGUAGE.md describes the language.
 //
 // Absent fields have one meaning: a comparison with an absent field is false, except that != is
 // true. So x != y and not (x == y) are equivalent. A packet may have several values of a field:

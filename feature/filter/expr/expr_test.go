@@ -285,7 +285,7 @@ func FuzzParse(f *testing.F) {
 
 // The language's documentation names every field, and its examples parse.
 func TestPage(t *testing.T) {
-	b, err := os.ReadFile("../../../docs/FILTER.md")
+	b, err := os.ReadFile("../../../docs/FILTER-LANGUAGE.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -293,14 +293,14 @@ func TestPage(t *testing.T) {
 	for _, f := range Fields() {
 		short := f.Name[strings.LastIndexByte(f.Name, '.')+1:]
 		if !strings.Contains(page, "`"+f.Name+"`") && !strings.Contains(page, "`."+short+"`") {
-			t.Errorf("docs/FILTER.md does not have %s", f.Name)
+			t.Errorf("docs/FILTER-LANGUAGE.md does not have %s", f.Name)
 		}
 	}
 	_, block, _ := strings.Cut(page, "```\n")
 	block, _, _ = strings.Cut(block, "```")
 	for _, l := range strings.Split(strings.TrimSpace(block), "\n") {
 		if _, err := Parse(l); err != nil {
-			t.Errorf("docs/FILTER.md: %v", err)
+			t.Errorf("docs/FILTER-LANGUAGE.md: %v", err)
 		}
 	}
 }

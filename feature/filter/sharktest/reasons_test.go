@@ -19,7 +19,7 @@ type reason struct {
 	where  string
 }
 
-// Documented differences in dissecting a packet, see docs/FILTER.md.
+// Documented differences in dissecting a packet, see docs/FILTER-LANGUAGE.md.
 var (
 	carried = reason{why: "weir does not dissect packets inside tunnels and ICMP errors", only: sharkOnly, labels: []string{"port unreachable", "fragmentation needed", "time exceeded", "redirect",
 		"ipv6 packet too big", "ipv6 port unreachable", "gre ipv4 inside", "gre ipv6 inside", "ipip", "6in4", "4in6", "6in6", "vxlan", "mpls", "pppoe"}}
@@ -40,7 +40,7 @@ var (
 	serviceTags  = reason{why: "a service tag (802.1ad) is a VLAN tag in weir; Wireshark has the ieee8021ad fields for it", only: weirOnly, labels: []string{"QinQ"}}
 )
 
-// Documented differences of the language (docs/FILTER.md, "Coming from Wireshark").
+// Documented differences of the language (docs/FILTER-LANGUAGE.md, "Coming from Wireshark").
 var (
 	absentField      = reason{why: "x != y is true if x is absent", only: weirOnly, where: "not udp"}
 	flagAlone        = reason{why: "a one-bit field alone is true if the bit is set, in Wireshark if the field is present", only: sharkOnly, where: "tcp.flags.syn == 0"}
