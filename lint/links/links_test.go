@@ -173,3 +173,28 @@ func markdownFiles(t *testing.T, root string) []string {
 	}
 	return names
 }
+
+var namedTest = regexp.MustCompile("\\[`((?:Test|Fuzz)[A-Za-z0-9]+)`\\]\\(([^)]+)\\)")
+
+// Tests named on a page exist in the linked file.
+func TestNamedTests(t *testing.T) {
+	root, found := repository(t), 0
+	for _, name := range markdownFiles(t, root) {
+		text, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range namedTest.FindAllStringSubmatch(string(text), -1) {
+			found++
+			code, err := os.ReadFile(filepath.Join(root, path.Dir(name), m[2]))
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+			} else if !strings.Contains(string(code), "\nfunc "+m[1]+"(") {
+				t.Errorf("%s: %s has no %s", name, m[2], m[1])
+			}
+		}
+	}
+	if found < 30 {
+		t.Errorf("only %d tests named on pages were found", found)
+	}
+}
