@@ -31,6 +31,7 @@ func TestDocs(t *testing.T) {
 		"docs/BINDINGS.md",
 		"docs/GENERATIONS.md",
 		"docs/HANDOFF.md",
+		"docs/LB.md",
 		"docs/MEMBERS.md",
 		"docs/STEER.md",
 		"docs/coming-from/tubular.md",
