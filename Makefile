@@ -167,6 +167,10 @@ package: ## dist/: .deb and .rpm, tarballs, SBOMs and checksums, for amd64 and a
 	rm -rf dist
 	release/build "$(patsubst v%,%,$(VERSION))" dist
 
+.PHONY: package-test
+package-test: package ## as root: install, upgrade under traffic, remove and purge dist/'s packages, in a chroot and a VM with systemd
+	release/test dist
+
 .PHONY: vm
 vm: ## the tests of vm/packages on Debian's kernels 5.10, 6.1, 6.12 and newest, under QEMU
 	WEIR_VM_BESIDE=$(BESIDE) WEIR_VM_BUDGET=$(BUDGET) vm/run

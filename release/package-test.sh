@@ -1,0 +1,156 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The life of a package, inside a Debian that it may change: install, first table, upgrade
+# under traffic, remove, purge. /weir contains previous.deb, weir.deb and sink. It runs under a
+# booted systemd (vm/systemd) or without one (release/chroot). Prints one line per check and
+# exits with 1 if one failed.
+set -uo pipefail
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
+
+failed=0
+systemd=
+[ ! -d /run/systemd/system ] || systemd=yes
+
+# check WHAT COMMAND... runs COMMAND and prints its verdict and WHAT.
+check() {
+	local what=$1 verdict=ok start=${EPOCHREALTIME/./}
+	shift
+	"$@" >/tmp/output 2>&1 || verdict=FAIL
+	printf '%-4s %6d ms  %s\n' "$verdict" $(((${EPOCHREALTIME/./} - start) / 1000)) "$what"
+	if [ "$verdict" = FAIL ]; then
+		sed 's/^/      /' /tmp/output
+		failed=1
+	fi
+}
+
+# said TEXT succeeds if the previous check's command printed TEXT.
+said() {
+	grep -qF -- "$1" /tmp/said || { echo "no $1 in:"; cat /tmp/said; return 1; }
+}
+
+# dpkg_says ARGUMENTS runs dpkg and keeps its output for said.
+dpkg_says() {
+	dpkg "$@" </dev/null >/tmp/said 2>&1
+	local status=$?
+	cat /tmp/said
+	return "$status"
+}
+
+eventually() {
+	local deadline=$((SECONDS + $1)) output
+	shift
+	until output=$("$@" 2>&1); do
+		[ "$SECONDS" -lt "$deadline" ] || { printf '%s\n' "$output"; return 1; }
+		sleep 1
+	done
+}
+
+exists() { [ -e "$1" ] || { echo "$1 does not exist"; return 1; }; }
+gone() { [ ! -e "$1" ] || { echo "$1 still exists"; ls -la "$1"; return 1; }; }
+
+# members starts two daemons without any knowledge of weir, on one address.
+members() {
+	local n
+	for n in 0 1; do
+		/weir/sink serve -name "member-$n" -listen 127.0.0.1:4741 -reuseport >/dev/null 2>&1 &
+		echo $! >"/run/member-$n.pid"
+	done
+	eventually 10 any_answers
+}
+
+any_answers() { [[ $(/weir/sink ask udp 127.0.0.1:4741) == member-? ]]; }
+
+configuration() {
+	cat >/etc/weir/weir.yaml <<-'YAML'
+		services:
+		  shop:
+		    listen: [udp 127.0.0.1:4741, tcp 127.0.0.1:4741]
+		    steer: {by: source, slots: 2}
+		    members:
+		      - {slot: 0, pidfile: /run/member-0.pid}
+		      - {slot: 1, pidfile: /run/member-1.pid}
+	YAML
+	weir apply --dry-run -f /etc/weir/weir.yaml
+}
+
+start() {
+	if [ -n "$systemd" ]; then
+		systemctl enable --now weir
+	else
+		weir apply -f /etc/weir/weir.yaml && { weir serve -f /etc/weir/weir.yaml >/tmp/serve.log 2>&1 & echo $! >/tmp/serve.pid; }
+	fi
+}
+
+full() { weir steer status --json | jq -e "[.services[].slots[] | select(.state == \"admitted\")] | length == 2"; }
+
+# expected lists addresses with the member that weir names for each.
+expected() {
+	weir steer where --json --service shop 127.0.1.{1..16} >/tmp/where || return
+	jq -r '.addresses[] | "\(.address) member-\(.slot)"' /tmp/where >/tmp/expected
+	[ "$(wc -l </tmp/expected)" = 16 ] || { cat /tmp/where; return 1; }
+}
+
+each_source() { /weir/sink each -wait 20s 127.0.0.1:4741 </tmp/expected; }
+
+# traffic asks without a pause until /tmp/stop exists. Every question counts.
+traffic() {
+	local n=0
+	: >/tmp/lost
+	while [ ! -e /tmp/stop ]; do
+		each_source >>/tmp/lost 2>&1
+		n=$((n + 1))
+		echo $n >/tmp/rounds
+	done
+}
+
+nothing_lost() {
+	touch /tmp/stop
+	wait "$traffic"
+	echo "$(cat /tmp/rounds) rounds of 32 questions"
+	if [ "$(cat /tmp/rounds)" -lt 3 ] || [ -s /tmp/lost ]; then
+		cat /tmp/lost
+		return 1
+	fi
+}
+
+version_is() { [[ $(weir version) == "weir $1,"* ]] || { weir version; return 1; }; }
+upgraded() { weir upgrade >/tmp/said 2>&1 && said "nothing"; }
+running() { systemctl is-active weir.service; }
+installed_version() { dpkg-deb -f "$1" Version; }
+
+check "install" dpkg_says -i /weir/previous.deb
+check "the install names the next steps" said "weir doctor"
+check "nothing runs before it is enabled" gone /sys/fs/bpf/weir
+check "weir doctor" weir doctor
+check "the man page of weir apply" exists /usr/share/man/man8/weir-apply.8.gz
+check "completion in bash" bash -c '. /usr/share/bash-completion/completions/weir && complete -p weir'
+check "two members share an address" members
+check "weir apply --dry-run" configuration
+check "weir serve starts" start
+check "both slots serve" eventually 30 full
+check "weir status" weir status
+check "weir names the member of each source" expected
+check "this member answers" each_source
+
+traffic &
+traffic=$!
+check "upgrade under traffic" dpkg_says -i /weir/weir.deb
+check "the new version is in force" version_is "$(installed_version /weir/weir.deb)"
+check "its programs too" upgraded
+[ -z "$systemd" ] || check "weir.service runs" eventually 30 running
+check "both slots serve" eventually 30 full
+check "no question was lost" nothing_lost
+check "the members are the same" each_source
+
+[ -n "$systemd" ] || kill "$(cat /tmp/serve.pid)"
+check "remove" dpkg_says -r weir
+check "the removal reports the kernel's own behaviour" said "the kernel's own behaviour is back"
+check "no pins" gone /sys/fs/bpf/weir
+check "the members still answer" any_answers
+check "the configuration stays" exists /etc/weir/weir.yaml
+[ -z "$systemd" ] || check "no unit" gone /usr/lib/systemd/system/weir.service
+check "purge" dpkg_says -P weir
+check "no configuration" gone /etc/weir
+check "no runtime files" gone /run/weir
+check "the members still answer" any_answers
+exit $failed
