@@ -27,6 +27,7 @@ func TestDocs(t *testing.T) {
 		}
 	}
 	pages := []string{
+		"docs/APPLY.md",
 		"docs/BACKENDS.md",
 		"docs/BINDINGS.md",
 		"docs/GENERATIONS.md",
