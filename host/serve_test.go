@@ -317,16 +317,16 @@ func TestServeAnswersBadQuestions(t *testing.T) {
 	w.apply(w.config(oneService, absent))
 	s := w.serve()
 	for path, want := range map[string]string{
-		"/v1/steer/where?address=router":                 `is no IP address`,
+		"/v1/steer/where?address=router":                 `is not an IP address`,
 		"/v1/steer/where?address=::1&slots=x":            `slots "x": want a whole number`,
 		"/v1/steer/where?address=::1&without=0,y":        `without "y": want whole numbers`,
 		"/v1/steer/where?address=::1&slots=1000":         `1000 slots: want a number from 1 to`,
 		"/v1/steer/where?address=::1&without=7":          `slot 7: there are slots 0 to 1`,
-		"/v1/steer/devices?service=other":                `no service "other" is steered; there is telemetry`,
+		"/v1/steer/devices?service=other":                `service "other" is not steered (steered: telemetry)`,
 		"/v1/steer/where?address=%zz":                    `invalid URL escape`,
 		"/v1/steer/where?service=telemetry&without=-1":   `slot -1`,
 		"/v1/steer/where?service=telemetry&slots=-1":     `-1 slots`,
-		"/v1/steer/where?service=nobody&address=1.2.3.4": `no service "nobody"`,
+		"/v1/steer/where?service=nobody&address=1.2.3.4": `service "nobody" is not steered`,
 	} {
 		if status, body := s.get(path); status != http.StatusUnprocessableEntity || !strings.Contains(body, want) {
 			t.Errorf("%s: %d %q, want 422 with %q", path, status, body, want)

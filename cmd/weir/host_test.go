@@ -108,7 +108,7 @@ func TestApplyStatusRemove(t *testing.T) {
 	adopt := fmt.Sprintf(`adopt slot 0 of service telemetry: pid %d\n`, os.Getpid())
 	s.run(0, `no services: define some in weir.yaml, and run weir apply -f weir.yaml\n`, "status")
 	s.run(1, `weir: no service is steered: weir apply -f weir.yaml\n`, "steer", "where", "192.0.2.1")
-	outage := `slot 1 of service telemetry would stay empty \(on_empty: reject\) and take 50 % of the traffic of process \d+ \(.*\) at .*: no member is configured: name a member for it, or give it weight 0\n`
+	outage := `slot 1 of service telemetry would stay empty \(on_empty: reject\) and get 50 % of the traffic of process \d+ \(.*\) at .*: no member is configured: name a member for it, or set its weight to 0\n`
 	s.run(0, "would "+create+"would "+adopt+"outage: "+outage, "apply", "-f", file, "--dry-run")
 	s.run(1, "weir: the change would take served traffic or working protection away; nothing was changed:\n  "+outage+"fix the reason, or give --allow-outage\n", "apply", "-f", file)
 	s.run(0, `no services: .*`, "status")
@@ -118,7 +118,7 @@ func TestApplyStatusRemove(t *testing.T) {
 	s.run(1, `weir: read the configuration: open /nonexistent.yaml: no such file or directory\n`, "apply", "-f", "/nonexistent.yaml")
 	s.run(0, `SERVICE +LISTEN +SLOTS +EMPTY +ON EMPTY +NETNS\ntelemetry +udp 0.0.0.0:4739, tcp 0.0.0.0:4739 +2 +1 +reject +net:\[\d+\]\n`, "status")
 	s.run(0, fmt.Sprintf(`telemetry: udp .* engine sk_lookup, on_empty reject, seed \d+, .*\n  0 +admitted +\d+s +%d +pid %[1]d .*\n  1 +empty .*\n  slot 1 is empty: no member is configured\n`, os.Getpid()), "steer", "status")
-	s.run(1, `weir: no service "dns" is steered; there is telemetry\n`, "steer", "status", "dns")
+	s.run(1, `weir: service "dns" is not steered \(steered: telemetry\)\n`, "steer", "status", "dns")
 	var st struct{ Steer state.State }
 	if err := json.Unmarshal([]byte(s.run(0, `.*`, "status", "--json")), &st); err != nil || len(st.Steer.Services) != 1 || !st.Steer.Services[0].Slots[0].Admitted() {
 		t.Errorf("status --json: %v, %+v", err, st)
@@ -207,10 +207,10 @@ func TestAdmit(t *testing.T) {
 	s.run(0, ``, "steer", "withdraw", "telemetry", "--slot", "0")
 	s.run(0, `.*slot 0 is empty: withdrawn by weir steer withdraw.*`, "steer", "status")
 	s.run(0, ``, "steer", "admit", "telemetry", "--slot", "0")
-	s.run(1, `weir: wrong process: process `+pid+` serves slot 0 of telemetry: weir steer withdraw telemetry --slot 0 comes first, .*`, "steer", "admit", "telemetry", "--slot", "1", "--pid", pid)
+	s.run(1, `weir: wrong process: process `+pid+` serves slot 0 of telemetry: run weir steer withdraw telemetry --slot 0 first, .*`, "steer", "admit", "telemetry", "--slot", "1", "--pid", pid)
 	s.run(0, `SERVICE[^\n]*\ntelemetry .* 2 +1 +reject .*`, "status")
 	s.run(1, `weir: no such slot: telemetry has slots 0 to 1\n`, "steer", "admit", "telemetry", "--slot", "2", "--pid", pid)
-	s.run(2, `weir: telemetry is a service of the configuration, its members have slots: see weir steer admit and withdraw\n`, "steer", "register", "telemetry")
+	s.run(2, `weir: telemetry is a configured service with slots: use weir steer admit and withdraw\n`, "steer", "register", "telemetry")
 	s.run(2, `weir: --bound goes with --pid, .*`, "steer", "admit", "telemetry", "--slot", "1", "--bound", "udp :1")
 	s.run(2, `weir: invalid listen: "udp": .*`, "steer", "admit", "telemetry", "--slot", "1", "--pid", pid, "--bound", "udp")
 	s.run(1, `weir: bound has 1 entries and the service 2 listens: .*`, "steer", "admit", "telemetry", "--slot", "1", "--pid", pid, "--bound", "udp :4739")

@@ -126,7 +126,7 @@ func TestLongChangesEndWithinASecond(t *testing.T) {
 	during(t, dir, "publish:staged", "apply", "-f", many).termed("weir: interrupted: rolled back: everything is as before")
 	s.run(0, "no services: .*", "status")
 	s.run(0, ".*", "apply", "-f", many)
-	during(t, dir, "publish:staged", "bypass", "--all").termed("weir: half done: ", "the same command again finishes it")
+	during(t, dir, "publish:staged", "bypass", "--all").termed("weir: half done: ", "repeat the command to finish")
 	s.run(0, ".*", "bypass", "--all")
 	during(t, dir, "remove:unpinned", "remove").termed("weir: half done: run weir remove again to finish it")
 	s.run(0, "", "remove")

@@ -89,7 +89,7 @@ func TestWhereAndComplete(t *testing.T) {
 	}
 	s.run(0, ".*", "apply", "-f", configFile(t, ", by: device, devices: "+devices), "--allow-outage")
 	s.run(0, `ADDRESS +BUCKET.*\n192\.0\.2\.1 \(edge1\)? .*|.*192\.0\.2\.1.*edge1.*|.*edge1.*`, "steer", "where", "edge1")
-	s.run(1, `weir: "edge9" is no IP address, and no device of that name is in .*devices\n`, "steer", "where", "edge9")
+	s.run(1, `weir: "edge9" is not an IP address, and no device in .*devices has this name\n`, "steer", "where", "edge9")
 	s.run(0, "telemetry\n:4\n.*", "__complete", "steer", "status", "")
 	s.run(0, "telemetry\n:4\n.*", "__complete", "bypass", "")
 	s.run(0, "udp\ntcp\n:4\n.*", "__complete", "explain", "")

@@ -39,7 +39,7 @@ var telemetry = state.Service{
 				{Listen: "tcp4 :1790", Cookie: 2, Queue: 5, Backlog: 1024}}},
 		{Slot: 1, State: "empty", Reason: "process 4712 exited", Member: "cgroup /collectors/1", PID: 4712, Since: before(12 * time.Second), Buckets: 1024,
 			Verdicts: verdicts(slots.Verdicts{Steered: 99, Rejected: 7, Dropped: 1}, slots.Verdicts{Rejected: 2})},
-		{Slot: 2, State: "empty", Reason: "pidfile /run/nfacctd-2.pid was never seen with all its sockets", Member: "pidfile /run/nfacctd-2.pid", Buckets: 1024},
+		{Slot: 2, State: "empty", Reason: "pidfile /run/nfacctd-2.pid never had all its sockets", Member: "pidfile /run/nfacctd-2.pid", Buckets: 1024},
 		{Slot: 3, State: "empty", Reason: "no member is configured", Buckets: 1024},
 	},
 }
@@ -101,7 +101,7 @@ func TestPrintExplanation(t *testing.T) {
 	var b strings.Builder
 	printExplanation(&b, &explain.Explanation{Proto: "udp", From: "192.0.2.7:2055", To: "10.0.0.1:4739", Netns: "net:[4026531840]", Steps: []explain.Step{
 		{Step: "connected sockets", Text: "none has these addresses"},
-		{Step: "sk_lookup", Text: "programs that are not weir's run there too", Warning: true},
+		{Step: "sk_lookup", Text: "foreign programs run there too", Warning: true},
 	}, Result: "slot 0: process 4711 (nfacctd), at 0.0.0.0:4739"})
 	golden(t, "explain.golden", b.String())
 }
@@ -114,7 +114,7 @@ func TestPrintResets(t *testing.T) {
 	printReset(&b, reset.Reset{Service: "telemetry", Session: s, Done: 1, Of: 2})
 	printReset(&b, reset.Reset{Service: "telemetry", Session: gone, Done: 2, Of: 2, Err: reset.ErrCannotReset})
 	printReset(&b, reset.Reset{Service: "telemetry", Session: gone, Handed: true})
-	printForeseen(&b, func(service string, s state.Session) bool { return s.Slot == 2 }, steer.Foreseen{Service: "telemetry", Sessions: []state.Session{s, gone}}, steer.Foreseen{Service: "dns", Problem: "its seed is drawn when it is created"})
+	printForeseen(&b, func(service string, s state.Session) bool { return s.Slot == 2 }, steer.Foreseen{Service: "telemetry", Sessions: []state.Session{s, gone}}, steer.Foreseen{Service: "dns", Problem: "its seed is drawn at its creation"})
 	golden(t, "resets.golden", b.String())
 }
 

@@ -23,14 +23,14 @@ func TestRunPassesStatusAndSockets(t *testing.T) {
 	s.run(7, `.*`, run("--", "sh", "-c", "exit 7")...)
 	s.run(0, `.*`, run("--", "true")...)
 	s.run(128+int(syscall.SIGKILL), `.*`, run("--", "sh", "-c", "kill -9 $$")...)
-	s.run(1, `weir: starting /nonexistent/daemon: fork/exec /nonexistent/daemon: no such file or directory\n`, run("--", "/nonexistent/daemon")...)
+	s.run(1, `weir: start /nonexistent/daemon: fork/exec /nonexistent/daemon: no such file or directory\n`, run("--", "/nonexistent/daemon")...)
 	s.run(0, `2 sockets udp-4739:tcp-4739 for yes in 65534 /\n.*`, run("--listen-fds", "--user", "nobody", "--env", "WEIR_NSTEST_ROLE", "--", "sh", "-c",
 		`me=no; [ "$LISTEN_PID" = $$ ] && me=yes; echo "$LISTEN_FDS sockets $LISTEN_FDNAMES for $me in $(id -u) $(pwd)"; exec sleep 0.3`)...)
 	s.run(127, `.*weir: .*/nonexistent/daemon.*no such file.*`, run("--listen-fds", "--", "/nonexistent/daemon")...)
 	s.run(1, `weir: user: unknown user nobody-of-that-name\n`, run("--user", "nobody-of-that-name", "--", "true")...)
 	s.run(2, `weir: name the slot: --slot N\n`, "steer", "run", "telemetry", "--", "true")
 	s.run(1, `weir: no such slot: telemetry has slots 0 to 1\n`, "steer", "run", "telemetry", "--slot", "2", "--", "true")
-	s.run(1, `weir: no service "dns" is steered; there is telemetry\n`, "steer", "run", "dns", "--slot", "0", "--", "true")
+	s.run(1, `weir: service "dns" is not steered \(steered: telemetry\)\n`, "steer", "run", "dns", "--slot", "0", "--", "true")
 }
 
 // Signals reach the daemon, and the command ends with it.

@@ -39,7 +39,7 @@ func TestUpgradeCommand(t *testing.T) {
 	const told = `engine sk_lookup of net:\[\d+\] runs the program of another weir version: ` + change + `: run weir upgrade\n`
 	s.run(0, `SERVICE .*\n`+told, "status")
 	s.run(0, `telemetry: .*\n`+told, "steer", "status")
-	s.run(0, `.*warning: steer engine sk_lookup of net:\[\d+\]: its program is that of weir devel, not this one's: .*weir upgrade.*`, "doctor")
+	s.run(0, `.*warning: steer engine sk_lookup of net:\[\d+\]: its program is of weir devel: .*weir upgrade.*`, "doctor")
 	const step = `upgrade engine sk_lookup of net:\[\d+\]: ` + change + `\n`
 	s.run(0, "would "+step, "upgrade", "--dry-run")
 	s.run(0, "would "+step, "apply", "-f", file, "--dry-run")

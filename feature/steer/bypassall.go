@@ -41,7 +41,7 @@ func BypassAll(ctx context.Context, l *kernel.WriteLock, on bool) (did []string,
 	slices.Sort(did)
 	became := "nothing was changed"
 	if len(did) > 0 {
-		became = fmt.Sprintf("half done: %d services are changed: the same command again finishes it", len(did))
+		became = fmt.Sprintf("half done: %d services are changed: repeat the command to finish", len(did))
 	}
 	return did, kernel.Stopped(ctx, errors.Join(errs...), became)
 }
@@ -81,7 +81,7 @@ func bypassEngine(ctx context.Context, l *kernel.WriteLock, scope string, kind s
 		did = append(did, name)
 	}
 	for _, name := range e.Kept.Names {
-		errs = append(errs, fmt.Errorf("service %s stays as it is: it cannot be read", name))
+		errs = append(errs, fmt.Errorf("service %s is unreadable and stays unchanged", name))
 	}
 	errs = append(errs, e.Reconcile())
 	return did, errors.Join(append(errs, engine.ReconcileCopies(l, scope, true))...)

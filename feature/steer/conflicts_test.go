@@ -37,7 +37,7 @@ func TestBindingOfEveryPortWarns(t *testing.T) {
 		return strings.Join(state.BindingConflicts(w.root, ns, bindings.Binding{Service: "svc", Prefix: netip.MustParsePrefix(prefix), Proto: proto, Port: port}), "\n")
 	}
 	all := takes("127.0.0.0/8", unix.IPPROTO_UDP, 0)
-	if !strings.Contains(all, "answers of DNS") || !strings.Contains(all, "at 127.0.0.1:5353 gets nothing") || strings.Contains(all, ":9991 gets nothing") {
+	if !strings.Contains(all, "answers of DNS") || !strings.Contains(all, "at 127.0.0.1:5353 loses its traffic") || strings.Contains(all, ":9991 loses") {
 		t.Errorf("every UDP port of this host: %s", all)
 	}
 	if s := takes("127.0.0.0/8", unix.IPPROTO_TCP, 0); strings.Contains(s, "DNS") {

@@ -370,15 +370,15 @@ func TestCopyConfig(t *testing.T) {
 		name, want string
 		services   []spec.Service
 	}{
-		{"nobody", `there is no service "b"`, []spec.Service{svc("a", "b", "", "udp :1")}},
-		{"itself", "circle", []spec.Service{svc("a", "a", "", "udp :1")}},
-		{"a circle", "circle", []spec.Service{svc("a", "b", "", "udp :1"), svc("b", "c", "", "udp :2"), svc("c", "a", "", "udp :3")}},
+		{"nobody", `service "b" does not exist`, []spec.Service{svc("a", "b", "", "udp :1")}},
+		{"itself", "loop", []spec.Service{svc("a", "a", "", "udp :1")}},
+		{"a circle", "loop", []spec.Service{svc("a", "b", "", "udp :1"), svc("b", "c", "", "udp :2"), svc("c", "a", "", "udp :3")}},
 		{"another namespace", "another network namespace", []spec.Service{svc("a", "b", "", "udp :1"), svc("b", "", "red", "udp :2")}},
-		{"TCP alone", "listens to no UDP", []spec.Service{svc("a", "b", "", "tcp :1"), svc("b", "", "", "udp :2")}},
-		{"no UDP there", "give it a udp listen of that family", []spec.Service{svc("a", "b", "", "udp :1"), svc("b", "", "", "tcp :2")}},
-		{"no IPv6 there", "give it a udp listen of that family", []spec.Service{svc("a", "b", "", "udp :1"), svc("b", "", "", "udp4 0.0.0.0:2")}},
-		{"two for three", "give it as many, or one", []spec.Service{svc("a", "b", "", "udp :1", "udp :2", "udp :3"), svc("b", "", "", "udp :4", "udp :5")}},
-		{"to a prefix", "a copy would have no address", []spec.Service{svc("a", "b", "", "udp4 0.0.0.0:1"), svc("b", "", "", "udp4 10.0.0.0/8:2")}},
+		{"TCP alone", "no UDP listen", []spec.Service{svc("a", "b", "", "tcp :1"), svc("b", "", "", "udp :2")}},
+		{"no UDP there", "add a udp listen of this family", []spec.Service{svc("a", "b", "", "udp :1"), svc("b", "", "", "tcp :2")}},
+		{"no IPv6 there", "add a udp listen of this family", []spec.Service{svc("a", "b", "", "udp :1"), svc("b", "", "", "udp4 0.0.0.0:2")}},
+		{"two for three", "use the same number, or one", []spec.Service{svc("a", "b", "", "udp :1", "udp :2", "udp :3"), svc("b", "", "", "udp :4", "udp :5")}},
+		{"to a prefix", "a copy has no address", []spec.Service{svc("a", "b", "", "udp4 0.0.0.0:1"), svc("b", "", "", "udp4 10.0.0.0/8:2")}},
 		{"three to one", "", []spec.Service{svc("a", "b", "", "udp :1", "udp :2", "udp :3"), svc("b", "", "", "udp :4")}},
 		{"a chain", "", []spec.Service{svc("a", "b", "", "udp :1"), svc("b", "c", "", "udp :2"), svc("c", "", "", "udp :3")}},
 	} {

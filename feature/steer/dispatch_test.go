@@ -358,7 +358,7 @@ func TestRegisterRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	for fd, want := range map[int]string{int(file.Fd()): "connected", unbound: "not bound", idle: "does not listen", int(null.Fd()): "no socket"} {
+	for fd, want := range map[int]string{int(file.Fd()): "connected", unbound: "not bound", idle: "does not listen", int(null.Fd()): "not a socket"} {
 		w.locked(func(l *kernel.WriteLock) error {
 			_, err := bindings.RegisterSockets(l, ns, []bindings.Registration{{Service: "x", FD: fd}})
 			if !errors.Is(err, bindings.ErrSocket) || !strings.Contains(err.Error(), want) {
@@ -398,14 +398,14 @@ func TestDispatchExplained(t *testing.T) {
 			t.Errorf("%s: pid %d, want %d and %q:\n%s", to, x.PID, pid, part, text)
 		}
 	}
-	want("127.20.0.1:80", "rejected, until a socket is registered", 0)
+	want("127.20.0.1:80", "rejected until a socket is registered", 0)
 	w.register("b", b, "tcp 127.0.0.1:7061")
 	want("127.20.0.1:80", "tcp 127.20.0.0/16 is bound to b for port 80", b.pid())
-	want("127.20.0.1:81", "none is for tcp to 127.20.0.1:81", 0)
+	want("127.20.0.1:81", "none matches tcp to 127.20.0.1:81", 0)
 	want("127.21.0.1:5", "tcp 127.21.0.0/16 is bound to svc for every port", a.pid())
 	want("127.21.0.1:9991", "bound to svc", a.pid())
 	w.bind("b tcp 0.0.0.0/0 0")
-	want("127.22.0.1:9991", "listens to a prefix that is not shorter", a.pid())
+	want("127.22.0.1:9991", "listens on a prefix of at least this length", a.pid())
 	st, err := state.Read(context.Background(), w.root)
 	if err != nil || len(st.Bound) != 1 || st.Bound[0].Bindings != 3 || st.Bound[0].Room != engine.FewestBindings {
 		t.Errorf("%v %+v", err, st.Bound)

@@ -27,7 +27,7 @@ import (
 const readerWait = time.Second
 
 // errReader means that a blocked reader keeps a socket in the maps of the previous engine.
-var errReader = errors.New("a reader holds the socket")
+var errReader = errors.New("a reader keeps the socket")
 
 // changeEngine moves a service to another engine. A socket can be in the maps of only one engine, so in between the
 // kernel alone chooses. After an error the service is back in the previous engine, with its members.
@@ -67,9 +67,9 @@ func (t target) changeEngine(ctx context.Context, l *kernel.WriteLock) error {
 	if err := t.republish(ctx, from, was, ns); err != nil {
 		t.served = held
 		if back := t.comeBack(l, from, was, ns); back != nil {
-			return errors.Join(err, fmt.Errorf("service %s, back to engine %s: %w", was.Service.Name, was.Engine, back))
+			return errors.Join(err, fmt.Errorf("return service %s to engine %s: %w", was.Service.Name, was.Engine, back))
 		}
-		return errors.Join(fmt.Errorf("the service stays as it was, with engine %s: %w", was.Engine, err), l.Forget(engine.KeptMove))
+		return errors.Join(fmt.Errorf("the service keeps engine %s: %w", was.Engine, err), l.Forget(engine.KeptMove))
 	}
 	if err := from.Mark(false); err != nil {
 		return err
@@ -170,7 +170,7 @@ func readerGone(ctx context.Context, probe *ebpf.Map, s service.Adopted) error {
 			if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 				return ctx.Err()
 			}
-			return fmt.Errorf("%w: process %d waits in a read of %s, and the kernel keeps the socket in the maps of the former engine until the next datagram: apply again while datagrams arrive, or restart the process with the new engine", errReader, s.PID, s.Endpoint)
+			return fmt.Errorf("%w: process %d waits in a read of %s, so the kernel keeps the socket in the maps of the previous engine until the next datagram: apply again while datagrams arrive, or restart the process", errReader, s.PID, s.Endpoint)
 		case <-time.After(10 * time.Millisecond):
 		}
 	}

@@ -36,8 +36,8 @@ func examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
 	st.ExplainEmpty(ctx)
 	out := append(st.Failures(), feature.UnreadFindings(st.Unreadable)...)
 	for _, o := range st.Outdated {
-		out = append(out, feature.Finding{Object: fmt.Sprintf("engine %s of %s", o.Engine, o.Netns), Text: "its program is that of weir " + o.Version + ", not this one's: " + o.String(),
-			Remedy: "weir upgrade, or weir apply, puts this one's in place; no packet is lost"})
+		out = append(out, feature.Finding{Object: fmt.Sprintf("engine %s of %s", o.Engine, o.Netns), Text: "its program is of weir " + o.Version + ": " + o.String(),
+			Remedy: "run weir upgrade or weir apply; no packet is lost"})
 	}
 	for i := range st.Services {
 		s := &st.Services[i]
@@ -49,13 +49,13 @@ func examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
 		}
 		for _, slot := range s.Slots {
 			if slot.Occupant != "" && slot.Reason != "" {
-				add(fmt.Sprintf("slot %d is with %s, and the configuration gives it to %s: %s", slot.Slot, slot.Occupant, slot.Member, slot.Reason),
-					"correct the member in weir.yaml, or start it: weir serve gives it the slot then")
+				add(fmt.Sprintf("slot %d has %s, but its configured member is %s: %s", slot.Slot, slot.Occupant, slot.Member, slot.Reason),
+					"correct the member in weir.yaml, or start it: weir serve then admits it")
 				continue
 			}
 			if slot.Occupant != "" {
-				add(fmt.Sprintf("slot %d is with %s, and the configuration gives it to %s", slot.Slot, slot.Occupant, slot.Member),
-					fmt.Sprintf("weir steer admit %s --slot %d gives it to the configured member", s.Name, slot.Slot))
+				add(fmt.Sprintf("slot %d has %s, but its configured member is %s", slot.Slot, slot.Occupant, slot.Member),
+					fmt.Sprintf("weir steer admit %s --slot %d admits the configured member", s.Name, slot.Slot))
 			}
 			if slot.Reason != "" && !slot.Withdrawn && s.Record.Service.Member(slot.Slot) != nil {
 				add(slot.Describe(), "")
@@ -67,8 +67,8 @@ func examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
 			examinePmacct(s, ctx, devices, add)
 			if a, ok := oneSource(devices); ok {
 				s.Collapsed = true
-				add(fmt.Sprintf("all its traffic comes from %s: a proxy, a NAT or a tee in front hides the routers, and one slot gets everything", a),
-					"let the routers' addresses through: remove the proxy or the SNAT/masquerade rule, or use a transparent tee")
+				add(fmt.Sprintf("all its traffic comes from %s: a proxy, NAT or tee hides the routers, and one slot gets everything", a),
+					"preserve the routers' addresses: remove the proxy or the SNAT/masquerade rule, or use a transparent tee")
 			}
 		}
 		examineNetns(s, add)
@@ -84,7 +84,7 @@ func examineDevices(s *state.Service, add func(text, remedy string)) {
 		return
 	}
 	if _, err := spec.LoadDevices(s.DevicesFile); err != nil && (os.Geteuid() == 0 || !errors.Is(err, os.ErrPermission)) {
-		add(fmt.Sprintf("its devices stay as they were: %v", err), "correct the file: weir serve, or weir apply, reads it anew")
+		add(fmt.Sprintf("its devices file is rejected, the previous devices stay: %v", err), "correct the file: weir serve or weir apply reads it again")
 	}
 }
 
@@ -112,14 +112,14 @@ func examineNetns(s *state.Service, add func(text, remedy string)) {
 		}
 		for _, p := range absent {
 			if p.IsSingleIP() {
-				add(fmt.Sprintf("%s of its listens is no address of this host: no packet to it reaches a socket", p.Addr()),
+				add(fmt.Sprintf("listen %s is not an address of this host: no packet to it reaches a socket", p.Addr()),
 					fmt.Sprintf("ip address add %s dev lo, or correct listen", p))
 			} else {
-				add(fmt.Sprintf("%s of its listens holds no address of this host: no packet to it reaches a socket", p), fmt.Sprintf("ip route add local %s dev lo, or correct listen", p))
+				add(fmt.Sprintf("listen %s contains no address of this host: no packet to it reaches a socket", p), fmt.Sprintf("ip route add local %s dev lo, or correct listen", p))
 			}
 		}
 		for _, rule := range sourceNAT(nftables.ChainHookInput) {
-			add("source addresses may be rewritten on their way in: "+rule, "exempt the service's traffic from that rule")
+			add("source addresses may be rewritten on input: "+rule, "exempt the service's traffic from that rule")
 		}
 		return nil
 	})
@@ -133,7 +133,7 @@ func examineNetns(s *state.Service, add func(text, remedy string)) {
 	}
 	if s.Collapsed { // otherwise these rules, present on every container host, concern other traffic
 		for _, rule := range sourceNAT(nftables.ChainHookPostrouting) {
-			add("on the way to the service's namespace source addresses are rewritten: "+rule, "exempt the service's traffic from that rule")
+			add("source addresses are rewritten before the service's namespace: "+rule, "exempt the service's traffic from that rule")
 		}
 	}
 	for _, ep := range s.Endpoints {

@@ -86,7 +86,7 @@ func TestExamineProxyAndNAT(t *testing.T) {
 	if err := ns.Do(masqueradeInput); err != nil {
 		t.Fatal(err)
 	}
-	if got := w.found(); !strings.Contains(got, "may be rewritten on their way in: nft table weirtest") {
+	if got := w.found(); !strings.Contains(got, "may be rewritten on input: nft table weirtest") {
 		t.Errorf("source NAT on the way in: %q", got)
 	}
 }
@@ -153,7 +153,7 @@ func TestExamineDevicesAndListens(t *testing.T) {
 	w.devicesFile("one 192.0.2.1\n")
 	w.apply()
 	found := w.found()
-	for _, want := range []string{"192.0.2.77 of its listens is no address", "198.51.100.0/24 of its listens holds no address", "2001:db8::7 of its listens is no address"} {
+	for _, want := range []string{"listen 192.0.2.77 is not an address", "listen 198.51.100.0/24 contains no address", "listen 2001:db8::7 is not an address"} {
 		if strings.Count(found, want) != 1 {
 			t.Errorf("found %q, want %q", found, want)
 		}
@@ -180,7 +180,7 @@ func TestExamineDevicesAndListens(t *testing.T) {
 		t.Errorf("with the addresses: %q", found)
 	}
 	w.devicesFile("one 192.0.2.1\ntwo 192.0.2.1\n")
-	if found := w.found(); !strings.Contains(found, "its devices stay as they were: ") || !strings.Contains(found, "devices:2") {
+	if found := w.found(); !strings.Contains(found, "its devices file is rejected") || !strings.Contains(found, "devices:2") {
 		t.Errorf("a file with an error: %q", found)
 	}
 }

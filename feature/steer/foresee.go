@@ -69,7 +69,7 @@ func (t target) foresee(ctx context.Context, have state.State, ns *netns.Handle)
 			if held, err := after.Established(); err == nil && len(held) == 0 {
 				return nil, nil // there are no sessions
 			}
-			f.Problem = "its seed is drawn when it is created, so nobody can say yet where a device will belong: give it a seed"
+			f.Problem = "its seed is drawn at its creation, so devices' slots are unknown yet: set a seed"
 			return f, nil
 		}
 	}
@@ -121,7 +121,7 @@ func ForeseeDrain(ctx context.Context, r *kernel.Root, s *state.Service, slot in
 func foreseeChange(s *state.Service, ctx context.Context, r *kernel.Root, f func(p *record.Service) error) (Foreseen, error) {
 	out := Foreseen{Service: s.Name}
 	if s.Record == nil {
-		return out, errors.New("a state that was not read from pins")
+		return out, errors.New("the state was not read from pins")
 	}
 	p, err := record.Changed(r, s.PinScope, s.Record, f)
 	if err != nil {

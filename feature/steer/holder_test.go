@@ -51,7 +51,7 @@ func TestHolderIsNotTheMember(t *testing.T) {
 	if got := holder(); !strings.HasPrefix(got, want) {
 		t.Errorf("another process: holder %q, want %s", got, want)
 	}
-	if got := w.found(); !strings.Contains(got, "slot 0 is with "+want) || !strings.Contains(got, fmt.Sprintf("gives it to pid %d", own.pid())) {
+	if got := w.found(); !strings.Contains(got, "slot 0 has "+want) || !strings.Contains(got, fmt.Sprintf("configured member is pid %d", own.pid())) {
 		t.Errorf("doctor: %q", got)
 	}
 	st := w.state()

@@ -83,7 +83,7 @@ func TestFormerMemberKeepsTheSlot(t *testing.T) {
 		}
 		st.ExplainEmpty(t.Context())
 		s := &st.Services[0]
-		if slot := s.Slots[0]; !slot.Admitted() || !strings.HasPrefix(slot.Occupant, who) || !strings.HasPrefix(slot.Reason, "its member is not there: ") {
+		if slot := s.Slots[0]; !slot.Admitted() || !strings.HasPrefix(slot.Occupant, who) || !strings.HasPrefix(slot.Reason, "its member is missing: ") {
 			t.Errorf("%s: slot %+v", m, slot)
 		}
 		if slot := s.Slots[1]; slot.Occupant != "" || slot.Reason != "" {
@@ -92,7 +92,7 @@ func TestFormerMemberKeepsTheSlot(t *testing.T) {
 		if got := explain.MemberText(w.state(), w.state().Slots[0]); !strings.Contains(got, who) || !strings.Contains(got, "in place of "+m.String()) {
 			t.Errorf("%s: explain %q", m, got)
 		}
-		if got := w.found(); !strings.Contains(got, "slot 0 is with "+who) || !strings.Contains(got, "gives it to "+m.String()) {
+		if got := w.found(); !strings.Contains(got, "slot 0 has "+who) || !strings.Contains(got, "configured member is "+m.String()) {
 			t.Errorf("%s: doctor %q", m, got)
 		}
 	}

@@ -32,7 +32,7 @@ func OutagesOfDrain(r *kernel.Root, s *state.Service, slot int, back bool) (feat
 
 func outagesWithout(s *state.Service, r *kernel.Root, f func(p *record.Service) error) (plan feature.Plan, err error) {
 	if s.Record == nil {
-		return plan, errors.New("a state that was not read from pins")
+		return plan, errors.New("the state was not read from pins")
 	}
 	if s.Bypassed || s.OnEmpty == spec.Next || s.OnEmpty == spec.Pass {
 		return plan, nil
@@ -43,7 +43,7 @@ func outagesWithout(s *state.Service, r *kernel.Root, f func(p *record.Service) 
 	}
 	for n, buckets := range lostBuckets(p, s, emptyReasons(s)) {
 		if buckets > 0 {
-			plan.Outage("slot %d of service %s is empty, and would be given %d %% of the service's traffic, which is served now (on_empty: %s): %s: %s",
+			plan.Outage("slot %d of service %s is empty and would get %d %% of the service's traffic, served now (on_empty: %s): %s: %s",
 				n, s.Name, percent(buckets), s.OnEmpty, s.Slots[n].Reason, remedy(s.Record, n))
 		}
 	}
@@ -80,7 +80,7 @@ func movedDevices(s *state.Service, after *state.Service, plan *feature.Plan) er
 	for a := range changes {
 		from, to := old.Assign(a), now.Assign(a)
 		if from.Admitted && !to.Admitted {
-			plan.Outage("device %s is served by slot %d of service %s, and slot %d, where it would go, is empty (on_empty: %s): %s: %s",
+			plan.Outage("device %s is served by slot %d of service %s, and would move to slot %d, which is empty (on_empty: %s): %s: %s",
 				a, from.Slot, s.Name, to.Slot, s.OnEmpty, s.Slots[to.Slot].Reason, remedy(s.Record, to.Slot))
 		}
 	}
@@ -145,7 +145,7 @@ func outagesOfSteering(s *state.Service, bound *boundSockets) (plan feature.Plan
 	}
 	for n, buckets := range lost {
 		if buckets > 0 {
-			plan.Outage("slot %d of service %s is empty (on_empty: %s) and would take %d %% of the traffic of %s: %s: %s",
+			plan.Outage("slot %d of service %s is empty (on_empty: %s) and would get %d %% of the traffic of %s: %s: %s",
 				n, s.Name, s.OnEmpty, percent(buckets), losers, reasons[n], remedy(s.Record, n))
 		}
 	}

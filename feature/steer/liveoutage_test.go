@@ -47,20 +47,20 @@ func testLiveChangesSayWhatTheyTake(t *testing.T) {
 		}
 	}
 	check("a device to a member", "")(OutagesOfMove(w.root, s, record.Moving{Device: served, To: 1}))
-	check("a device to an empty slot", "device "+served+" is served by slot 0 of service svc, and slot 2, where it would go, is empty (on_empty: reject)")(OutagesOfMove(w.root, s, record.Moving{Device: served, To: 2}))
+	check("a device to an empty slot", "device "+served+" is served by slot 0 of service svc, and would move to slot 2, which is empty (on_empty: reject)")(OutagesOfMove(w.root, s, record.Moving{Device: served, To: 2}))
 	check("a device that nobody serves", "")(OutagesOfMove(w.root, s, record.Moving{Device: lost, To: 1}))
 	bucket := w.where(netip.MustParseAddr(served))[0].Bucket
-	check("a bucket to an empty slot", "slot 2 of service svc is empty, and would be given 1 %")(OutagesOfMove(w.root, s, record.Moving{Bucket: bucket, To: 2}))
+	check("a bucket to an empty slot", "slot 2 of service svc is empty and would get 1 %")(OutagesOfMove(w.root, s, record.Moving{Bucket: bucket, To: 2}))
 	check("a bucket to a member", "")(OutagesOfMove(w.root, s, record.Moving{Bucket: bucket, To: 1}))
-	check("a drain", "slot 2 of service svc is empty, and would be given 16 %")(OutagesOfDrain(w.root, s, 0, false))
+	check("a drain", "slot 2 of service svc is empty and would get 16 %")(OutagesOfDrain(w.root, s, 0, false))
 	check("a drain of the empty slot", "")(OutagesOfDrain(w.root, s, 2, false))
 	w.locked(func(l *kernel.WriteLock) error { return engine.Drain(l, w.slot(2), nil) })
 	s = w.state()
 	check("a drain that leaves members", "")(OutagesOfDrain(w.root, s, 0, false))
-	check("the empty slot undrained", "slot 2 of service svc is empty, and would be given 33 %")(OutagesOfDrain(w.root, s, 2, true))
+	check("the empty slot undrained", "slot 2 of service svc is empty and would get 33 %")(OutagesOfDrain(w.root, s, 2, true))
 	w.locked(func(l *kernel.WriteLock) error { _, err := engine.Bypass(l, s.Scope(), "svc", true); return err })
 	check("steered again, all served", "")(OutagesOfSteering(w.state()))
 	b.kill()
 	w.empties(1)
-	check("steered again, a slot empty", fmt.Sprintf("slot 1 of service svc is empty (on_empty: reject) and would take 50 %% of the traffic of process %d", a.pid()))(OutagesOfSteering(w.state()))
+	check("steered again, a slot empty", fmt.Sprintf("slot 1 of service svc is empty (on_empty: reject) and would get 50 %% of the traffic of process %d", a.pid()))(OutagesOfSteering(w.state()))
 }

@@ -28,29 +28,29 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	packetsDesc = desc("packets_total", "Datagrams of UDP and connection attempts of TCP, by what became of them.",
+	packetsDesc = desc("packets_total", "UDP datagrams and TCP connection attempts, by verdict.",
 		"slot", "protocol", "verdict")
 	admittedDesc = desc("slot_admitted", "Whether the slot's traffic reaches a member.", "slot", "member")
-	emptyDesc    = desc("slot_empty", "Slots that no traffic reaches a member by, and why.", "slot", "reason")
-	sinceDesc    = desc("slot_since_timestamp_seconds", "When the slot's member last came or went, seconds since the epoch.", "slot")
-	bucketsDesc  = desc("slot_buckets", "Buckets of source addresses that the slot serves.", "slot")
+	emptyDesc    = desc("slot_empty", "Slots without a complete member, by reason.", "slot", "reason")
+	sinceDesc    = desc("slot_since_timestamp_seconds", "Last change of the slot's state, seconds since the epoch.", "slot")
+	bucketsDesc  = desc("slot_buckets", "Buckets of source addresses assigned to the slot.", "slot")
 	queueDesc    = desc("socket_queue", "Bytes waiting in a UDP socket, connections waiting in a listener.", "slot", "listen")
 	bufferDesc   = desc("socket_buffer_bytes", "Receive buffer of a UDP socket.", "slot", "listen")
 	backlogDesc  = desc("socket_backlog_connections", "Backlog of a listener.", "slot", "listen")
-	dropsDesc    = desc("socket_drops_total", "Packets that a socket dropped, mostly for lack of buffer.", "slot", "listen")
-	devicesDesc  = desc("devices", "Source addresses heard of and still remembered.", "slot")
-	sharedDesc   = desc("shared_sockets_total", "Sockets that bound a port of the service and were given SO_REUSEPORT, or that the kernel refused it.", "result")
+	dropsDesc    = desc("socket_drops_total", "Packets dropped by a socket, mostly for lack of buffer space.", "slot", "listen")
+	devicesDesc  = desc("devices", "Remembered source addresses.", "slot")
+	sharedDesc   = desc("shared_sockets_total", "Sockets bound to a port of the service, by the result of setting SO_REUSEPORT.", "result")
 	bypassDesc   = desc("bypassed", "Whether the service is bypassed: the kernel alone chooses.")
 	drainedDesc  = desc("slot_drained", "Whether the slot is drained: it gets no bucket for now.", "slot")
-	misplaceDesc = desc("sessions_misplaced", "TCP sessions at another slot's member than their device's datagrams.")
-	copiesDesc   = desc("copied_datagrams_total", "Datagrams that another service was to get too, by what became of the copy.", "to", "result")
-	boundDesc    = desc("bindings", "Bindings that lead to a service.")
-	givenDesc    = desc("registered_sockets", "Sockets that are registered for a service and open.", "kind")
-	peersDesc    = desc("known_peers", "UDP peers that a slot's generations have: the one that serves, and the one that drains.", "slot", "generation")
-	drainingDesc = desc("draining", "What is left with the generation before a slot's member: tcp connections, connections waiting in its queues.", "slot", "left")
-	keptDesc     = desc("draining_packets_total", "Packets that the generation before got since it drains: known are its peers' datagrams, back what its successor was not complete for.", "slot", "why")
-	hitsDesc     = desc("dispatched_packets_total", "Datagrams of UDP and connection attempts of TCP that bindings led to registered sockets, by what became of them.", "result")
-	upDesc       = prometheus.NewDesc("weir_steer_up", "Whether all pins could be read.", nil, nil)
+	misplaceDesc = desc("sessions_misplaced", "TCP sessions of another slot's member than their device's datagrams.")
+	copiesDesc   = desc("copied_datagrams_total", "Datagrams to copy to another service, by result.", "to", "result")
+	boundDesc    = desc("bindings", "Bindings of a service.")
+	givenDesc    = desc("registered_sockets", "Open sockets registered for a service.", "kind")
+	peersDesc    = desc("known_peers", "Known UDP peers of a slot's generations: serves or drains.", "slot", "generation")
+	drainingDesc = desc("draining", "TCP sessions and queued connections left with a slot's previous generation.", "slot", "left")
+	keptDesc     = desc("draining_packets_total", "Packets to the draining generation: known: datagrams of its peers, back: packets during an incomplete successor.", "slot", "why")
+	hitsDesc     = desc("dispatched_packets_total", "UDP datagrams and TCP connection attempts bound to registered sockets, by result.", "result")
+	upDesc       = prometheus.NewDesc("weir_steer_up", "Whether all pins are readable.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
@@ -181,10 +181,10 @@ func (c collector) service(ch chan<- prometheus.Metric, s *state.Service) {
 }
 
 var (
-	templatesDesc = desc("templates", "Templates remembered of the service's IPFIX and NetFlow v9 exporters.")
-	exportersDesc = desc("template_exporters", "Observation domains and source ids whose templates are remembered.")
-	refusedDesc   = desc("templates_refused_total", "Messages of templates that were unreadable, too many or found no room, and exporters forgotten for want of room.")
-	replaysDesc   = desc("template_replays_total", "Replays of the templates of one exporter's observation domain to a member that lacked them.")
+	templatesDesc = desc("templates", "Remembered templates of the service's IPFIX and NetFlow v9 exporters.")
+	exportersDesc = desc("template_exporters", "Observation domains and source ids with remembered templates.")
+	refusedDesc   = desc("templates_refused_total", "Template messages that were unreadable, too many or without room, and exporters forgotten for lack of room.")
+	replaysDesc   = desc("template_replays_total", "Replays of an observation domain's templates to a member without them.")
 )
 
 var _ prometheus.Collector = collector{}

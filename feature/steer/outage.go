@@ -46,9 +46,9 @@ func (t *target) outages(ctx context.Context, plan *feature.Plan, s *state.Servi
 		case n < len(s.Slots) && s.Slots[n].Admitted():
 			plan.Outage("%s would be emptied: %v", object, reasons[n])
 		case lost[n] > 0 && n >= len(s.Slots):
-			plan.Outage("%s would be given %d %% of the service's traffic, and stay empty (on_empty: %s): %v", object, percent(lost[n]), p.Service.OnEmpty, reasons[n])
+			plan.Outage("%s would get %d %% of the service's traffic and stay empty (on_empty: %s): %v", object, percent(lost[n]), p.Service.OnEmpty, reasons[n])
 		case lost[n] > 0:
-			plan.Outage("%s is empty, and %d %% of the service's traffic, which is served now, would meet it (on_empty: %s): %v", object, percent(lost[n]), p.Service.OnEmpty, reasons[n])
+			plan.Outage("%s is empty and would get %d %% of the service's traffic, served now (on_empty: %s): %v", object, percent(lost[n]), p.Service.OnEmpty, reasons[n])
 		}
 	}
 	return nil
@@ -104,7 +104,7 @@ func removalOutages(s *state.Service, plan *feature.Plan) {
 			continue
 		}
 		if elsewhere := s.Record.Service.Elsewhere(*m); len(elsewhere) > 0 {
-			plan.Outage("slot %d of service %s would be gone, and its member is bound elsewhere (%v): without weir nothing that is sent to the service reaches it", slot.Slot, s.Name, elsewhere)
+			plan.Outage("slot %d of service %s would be removed, and its member is bound elsewhere (%v): without weir no traffic of the service reaches it", slot.Slot, s.Name, elsewhere)
 		}
 	}
 }

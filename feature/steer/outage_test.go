@@ -56,13 +56,13 @@ func testPlanSaysWhatItEmpties(t *testing.T) {
 		{"a port that nobody has", func(s *spec.Service) { s.Listen = append(s.Listen, mustListen(t, "udp 0.0.0.0:2055")) }, "slot 0 of service svc would be emptied: process"},
 		{"a port that the member has", func(s *spec.Service) { s.Listen = append(s.Listen, mustListen(t, "tcp 0.0.0.0:9991")) }, ""},
 		{"one listen in place of another", func(s *spec.Service) { s.Listen = []service.Listen{mustListen(t, "udp 0.0.0.0:2055")} }, "slot 0 of service svc would be emptied"},
-		{"on_empty", func(s *spec.Service) { s.OnEmpty = spec.Reject }, "slot 1 of service svc is empty, and 50 % of the service's traffic, which is served now"},
+		{"on_empty", func(s *spec.Service) { s.OnEmpty = spec.Reject }, "slot 1 of service svc is empty and would get 50 % of the service's traffic, served now"},
 		{"a member for it", func(s *spec.Service) {
 			s.OnEmpty = spec.Reject
 			s.Members = append(s.Members[:1:1], service.Member{Slot: 1, PID: b.pid()})
 		}, ""},
 		{"a slot more", func(s *spec.Service) { s.Slots = 3 }, ""}, // on_empty: next
-		{"a slot more that rejects", func(s *spec.Service) { s.Slots, s.OnEmpty = 3, spec.Drop }, "slot 2 of service svc would be given 33 % of the service's traffic"},
+		{"a slot more that rejects", func(s *spec.Service) { s.Slots, s.OnEmpty = 3, spec.Drop }, "slot 2 of service svc would get 33 % of the service's traffic"},
 		{"seed", func(s *spec.Service) { s.Seed = randomSeed() }, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -83,10 +83,10 @@ func checkLimits(have state.State, want []target) error {
 		}
 		now.rows += rows
 		if now.services > spec.MaxServices {
-			return t.service.Spec.Pos.Errorf("services.%s is one too many: engine %s takes %d services in one network namespace (%s), counting those that go with this change: merge some, or take some away first", t.service.Name, kind, spec.MaxServices, t.netns)
+			return t.service.Spec.Pos.Errorf("services.%s is one too many: engine %s supports %d services per network namespace (%s), including services removed by this change: merge or remove some first", t.service.Name, kind, spec.MaxServices, t.netns)
 		}
 		if now.rows > spec.MaxRows {
-			return t.service.Spec.Pos.Errorf("services.%s: its slots are too many: engine %s takes %d slots in one network namespace (%s), counting those that go with this change: lower slots, or take services away first", t.service.Name, kind, spec.MaxRows, t.netns)
+			return t.service.Spec.Pos.Errorf("services.%s has too many slots: engine %s supports %d slots per network namespace (%s), including slots removed by this change: lower slots, or remove services first", t.service.Name, kind, spec.MaxRows, t.netns)
 		}
 		now.rows -= freed
 		used[at] = now
@@ -104,16 +104,16 @@ func warnAbout(s *state.Service, plan *feature.Plan, t target) {
 	p.Overrides, p.Service = s.Record.Overrides.Clone(), t.service
 	p.DropGone()
 	if p.Bypassed {
-		plan.Warn("service %s is bypassed: the kernel alone chooses, until weir bypass --off %s", s.Name, s.Name)
+		plan.Warn("service %s is bypassed: the kernel alone chooses until weir bypass --off %s", s.Name, s.Name)
 	}
 	for _, slot := range p.Drained {
-		plan.Warn("slot %d of service %s is drained, until weir steer undrain %s --slot %d", slot, s.Name, s.Name, slot)
+		plan.Warn("slot %d of service %s is drained until weir steer undrain %s --slot %d", slot, s.Name, s.Name, slot)
 	}
 	if n := len(p.Moved) + len(p.Placed); n > 0 {
-		plan.Warn("%d devices and %d buckets of service %s stay where weir steer move put them: weir steer status lists them", len(p.Moved), len(p.Placed), s.Name)
+		plan.Warn("%d devices and %d buckets of service %s stay moved by weir steer move: weir steer status lists them", len(p.Moved), len(p.Placed), s.Name)
 	}
 	if gone := len(s.Record.Moved) - len(p.Moved) + len(s.Record.Placed) - len(p.Placed); gone > 0 {
-		plan.Warn("%d moves of service %s are forgotten, for their slots are gone", gone, s.Name)
+		plan.Warn("%d moves of service %s are forgotten because their slots are removed", gone, s.Name)
 	}
 }
 
@@ -177,7 +177,7 @@ func (b *batch) plan(ctx context.Context, plan *feature.Plan, have state.State, 
 	plan.Stays(unreadServices(have, false))
 	for _, u := range unreadServices(have, true) { // before any engine is opened, so their entries are not kept
 		step := engine.RemoveStep(u.Scope, u.Name)
-		step.Detail = "neither its pins nor a record describe it"
+		step.Detail = "it has neither usable pins nor a record"
 		plan.Add(step)
 	}
 	if err := checkLimits(have, targets); err != nil {
@@ -375,7 +375,7 @@ func differences(p *record.Service, t target) []string {
 	add("migrate", have.Migrate, want.Migrate)
 	add("backlog", *have.Backlog, *want.Backlog)
 	add("receive_buffer", *have.ReceiveBuffer, *want.ReceiveBuffer)
-	add("copy", cmp.Or(have.Copy, "nobody"), cmp.Or(want.Copy, "nobody"))
+	add("copy", cmp.Or(have.Copy, "none"), cmp.Or(want.Copy, "none"))
 	add("templates", cmp.Or(have.Templates, spec.TemplatesAuto), want.Templates)
 	add("generations", have.Generations, want.Generations)
 	add("share_port", have.SharePort, want.SharePort)
@@ -393,7 +393,7 @@ func differences(p *record.Service, t target) []string {
 		out = append(out, fmt.Sprintf("netns %s → %s", p.Netns, t.netns))
 	}
 	if t.was != nil && t.moved(p) {
-		out = append(out, "devices' places")
+		out = append(out, "devices' slots")
 	}
 	return out
 }

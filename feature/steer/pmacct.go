@@ -58,14 +58,14 @@ func examinePmacct(s *state.Service, ctx context.Context, devices []state.Device
 			continue
 		}
 		limit, file := pmacctLimit(ctx, slot.PID, name)
-		n, remedy := len(routers[slot.Slot]), "set bmp_daemon_max_peers to the number of all routers: those of an empty slot may come with on_empty: next; 2 MB each"
+		n, remedy := len(routers[slot.Slot]), "set bmp_daemon_max_peers to the number of all routers, 2 MB each: with on_empty: next this slot may get the routers of an empty one"
 		switch {
 		case file == "" && n >= pmacctPeers:
-			add(fmt.Sprintf("slot %d: %d routers have connected to %s (process %d), whose configuration weir cannot find: it resets every router beyond bmp_daemon_max_peers, which is %d by default", slot.Slot, n, name, slot.PID, pmacctPeers), remedy)
+			add(fmt.Sprintf("slot %d: %d routers have connected to %s (process %d), but its configuration was not found: it resets every router beyond bmp_daemon_max_peers, by default %d", slot.Slot, n, name, slot.PID, pmacctPeers), remedy)
 		case file != "" && limit == 0:
-			add(fmt.Sprintf("slot %d: %s of %s has no bmp_daemon_max_peers, so that it takes %d BMP routers and resets all others (%d have connected)", slot.Slot, file, name, pmacctPeers, n), remedy)
+			add(fmt.Sprintf("slot %d: %s of %s does not set bmp_daemon_max_peers, so it accepts %d BMP routers and resets all others (%d have connected)", slot.Slot, file, name, pmacctPeers, n), remedy)
 		case file != "" && n > limit:
-			add(fmt.Sprintf("slot %d: %d routers have connected to %s (process %d), and it takes %d: bmp_daemon_max_peers of %s. It resets all others", slot.Slot, n, name, slot.PID, limit, file), remedy)
+			add(fmt.Sprintf("slot %d: %d routers have connected to %s (process %d), but it accepts %d (bmp_daemon_max_peers in %s) and resets all others", slot.Slot, n, name, slot.PID, limit, file), remedy)
 		}
 	}
 }

@@ -274,19 +274,19 @@ func TestPolicyErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, o := range map[string]spec.Options{
-		"sees addresses and ports only":      {By: spec.ByQUIC, Engine: spec.EngineSkLookup},
-		"quic goes with by: quic":            {QUIC: &spec.QUIC{Format: spec.QUICNginx}},
-		"server_id_length goes with format":  {By: spec.ByQUIC, QUIC: &spec.QUIC{Format: spec.QUICNginx, ServerIDLength: 2}},
-		"want bytes, from 1 to 4":            {By: spec.ByQUIC, QUIC: &spec.QUIC{Format: spec.QUICLB, ServerIDLength: 5}},
-		"has no buckets to share out":        {By: spec.ByCPU, Weights: spec.Weights{0: 2}},
-		"there are slots 0 to 1":             {Weights: spec.Weights{2: 1}},
-		"want a number from 0 to 1000":       {Weights: spec.Weights{1: -1}},
-		"nobody would get anything":          {Weights: spec.Weights{0: 0, 1: 0}},
-		"devices goes with by: device":       {Devices: file},
-		"needs the file":                     {By: spec.ByDevice},
-		"/devices:2: edge1 again, first in ": {By: spec.ByDevice, Devices: file},
-		"no such file":                       {By: spec.ByDevice, Devices: "/nonexistent"},
-		"not a regular file":                 {By: spec.ByDevice, Devices: "/dev"},
+		"sees only addresses and ports":            {By: spec.ByQUIC, Engine: spec.EngineSkLookup},
+		"quic needs by: quic":                      {QUIC: &spec.QUIC{Format: spec.QUICNginx}},
+		"server_id_length needs format":            {By: spec.ByQUIC, QUIC: &spec.QUIC{Format: spec.QUICNginx, ServerIDLength: 2}},
+		"want bytes, from 1 to 4":                  {By: spec.ByQUIC, QUIC: &spec.QUIC{Format: spec.QUICLB, ServerIDLength: 5}},
+		"has no buckets":                           {By: spec.ByCPU, Weights: spec.Weights{0: 2}},
+		"there are slots 0 to 1":                   {Weights: spec.Weights{2: 1}},
+		"want a number from 0 to 1000":             {Weights: spec.Weights{1: -1}},
+		"set at least one above 0":                 {Weights: spec.Weights{0: 0, 1: 0}},
+		"devices needs by: device":                 {Devices: file},
+		"needs a file":                             {By: spec.ByDevice},
+		"/devices:2: edge1 is repeated, first in ": {By: spec.ByDevice, Devices: file},
+		"no such file":                             {By: spec.ByDevice, Devices: "/nonexistent"},
+		"not a regular file":                       {By: spec.ByDevice, Devices: "/dev"},
 	} {
 		o.Slots = 2
 		w := worldOf(t, o)

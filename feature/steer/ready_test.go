@@ -49,7 +49,7 @@ func TestWatcherAsksWhetherReady(t *testing.T) {
 	hung.Timeout = 100 * time.Millisecond
 	w.cfg.Services[0].Members[1].Ready = hung
 	w.apply()
-	if st := w.state(); st.Slots[0].Admitted() || !strings.Contains(st.Slots[0].Reason, "was never seen with all its sockets and ready") {
+	if st := w.state(); st.Slots[0].Admitted() || !strings.Contains(st.Slots[0].Reason, "was never ready with all its sockets") {
 		t.Errorf("not ready, slot 0 is %+v", st.Slots[0])
 	}
 	w.serve()

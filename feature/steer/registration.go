@@ -27,7 +27,7 @@ import (
 
 // SocketFlag implements feature.SocketServer.
 func (Feature) SocketFlag() feature.SocketFlag {
-	return feature.SocketFlag{Name: "register-socket", Usage: "socket for collectors that register themselves", Default: selfregister.DefaultSocket}
+	return feature.SocketFlag{Name: "register-socket", Usage: "socket for self-registration of collectors", Default: selfregister.DefaultSocket}
 }
 
 // Socket implements feature.SocketServer.
@@ -55,7 +55,7 @@ func (s *registerSocket) Serve(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	s.log.Info("collectors may register themselves", "socket", path)
+	s.log.Info("accepting self-registrations of collectors", "socket", path)
 	return accept.HTTP(ctx, l, s.handler(), accept.Options{Name: "register", PerPeer: connectionsPerUser, Once: true, Log: s.log})
 }
 
@@ -86,7 +86,7 @@ func (s *registerSocket) handler() http.Handler {
 	mux.HandleFunc("POST /v1/register", func(w http.ResponseWriter, r *http.Request) {
 		peer, err := requestPeer(r)
 		if err != nil || peer.PID == 0 {
-			http.Error(w, "weir serve cannot see this process: it must run in the initial pid namespace", http.StatusForbidden)
+			http.Error(w, "weir serve cannot identify this process: weir serve must run in the initial pid namespace", http.StatusForbidden)
 			return
 		}
 		q, err := readRegistration(w, r)
@@ -102,7 +102,7 @@ func (s *registerSocket) handler() http.Handler {
 			http.Error(w, err.Error(), registerStatus(err))
 			return
 		}
-		s.log.Info("registered itself", who...)
+		s.log.Info("collector registered itself", who...)
 		fmt.Fprintln(w, "admitted")
 	})
 	return mux

@@ -35,7 +35,7 @@ func (f Feature) PlanRemove(ctx context.Context, r *kernel.Root) (feature.Plan, 
 	for _, i := range all {
 		if kind, ok := record.EngineKind(i); ok && kind == spec.EngineSkLookup {
 			if err := bindingsLost(&plan, r, i); err != nil {
-				plan.Warn("cannot say which bindings in %s lose their traffic: %v", i.Scope, err)
+				plan.Warn("bindings with lost traffic in %s are unknown: %v", i.Scope, err)
 			}
 		}
 	}
@@ -77,7 +77,7 @@ func bindingsLost(plan *feature.Plan, r *kernel.Root, i kernel.Instance) error {
 			served = served || has
 		}
 		if served {
-			plan.Outage("%d bindings in %s lead to service %s, which has a socket: their traffic goes to the kernel's own choice of sockets (weir bind list shows them)", labels[name].Bindings, ns, name)
+			plan.Outage("%d bindings in %s lead to service %s with a socket: their traffic would follow the kernel's own choice (weir bind list shows them)", labels[name].Bindings, ns, name)
 		}
 	}
 	return nil

@@ -118,7 +118,7 @@ func (Feature) PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) (f
 	var plan feature.Plan
 	var was savedState
 	if err := json.Unmarshal(saved, &was); err != nil {
-		return plan, fmt.Errorf("the saved services: %w", err)
+		return plan, fmt.Errorf("decode the saved services: %w", err)
 	}
 	have, err := state.Read(ctx, r)
 	if err != nil {

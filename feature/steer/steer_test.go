@@ -406,7 +406,7 @@ func testOverlapFoundWhenPlanned(t *testing.T) {
 		t.Fatal(errs)
 	}
 	_, err := Feature{}.Plan(t.Context(), state.State{}, w.cfg)
-	if err == nil || !strings.Contains(err.Error(), "belongs to service svc already") {
+	if err == nil || !strings.Contains(err.Error(), "already belongs to service svc") {
 		t.Errorf("planned: %v", err)
 	}
 }

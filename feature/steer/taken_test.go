@@ -55,7 +55,7 @@ func TestAdmitsNoOtherSlotsProcess(t *testing.T) {
 	w.check(sources(12), loopback4, names(a, b))
 	at := func(slot int) slots.Slot { return slots.Slot{Scope: w.state().Scope(), Service: "svc", Slot: slot} }
 	_, err := engine.AdmitWithin(t.Context(), w.root, at(0), &service.Member{PID: b.pid()}, time.Minute)
-	if !errors.Is(err, engine.ErrOtherSlot) || !strings.Contains(err.Error(), "serves slot 1 of svc: weir steer withdraw svc --slot 1") {
+	if !errors.Is(err, engine.ErrOtherSlot) || !strings.Contains(err.Error(), "serves slot 1 of svc: run weir steer withdraw svc --slot 1 first") {
 		t.Errorf("the member of slot 1 is given slot 0 as well: %v", err)
 	}
 	w.check(sources(12), loopback4, names(a, b))

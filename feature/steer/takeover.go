@@ -63,7 +63,7 @@ func (t *target) takeover(ctx context.Context, plan *feature.Plan, have state.St
 	}
 	for n, buckets := range lost {
 		if buckets > 0 && !(n < len(slots) && slots[n].Admitted()) { // otherwise reported as emptied
-			plan.Outage("slot %d of service %s would stay empty (on_empty: %s) and take %d %% of the traffic of %s: %v: %s",
+			plan.Outage("slot %d of service %s would stay empty (on_empty: %s) and get %d %% of the traffic of %s: %v: %s",
 				n, t.service.Name, t.service.OnEmpty, percent(buckets), losers, reasons[n], remedy(p, n))
 		}
 	}
@@ -91,7 +91,7 @@ func anyServed(s *state.Service) bool { return slices.ContainsFunc(s.Slots, slot
 func remedy(p *record.Service, slot int) string {
 	switch {
 	case p.Service.Member(slot) == nil:
-		return "name a member for it, or give it weight 0"
+		return "name a member for it, or set its weight to 0"
 	case p.Service.OnEmpty == spec.Next:
 		return "start a member, or use on_empty: pass"
 	}

@@ -24,7 +24,7 @@ func TestPlanSaysWhatACreationTakes(t *testing.T) {
 		want   []string // one for each outage
 	}{
 		{"a port that nobody has", "udp 0.0.0.0:2055", spec.Options{Slots: 2}, false, nil},
-		{"no member", "udp 0.0.0.0:9991", spec.Options{Slots: 2}, false, []string{"slot 0 of service svc would stay empty (on_empty: reject) and take 50 % of the traffic of " + at, "slot 1"}},
+		{"no member", "udp 0.0.0.0:9991", spec.Options{Slots: 2}, false, []string{"slot 0 of service svc would stay empty (on_empty: reject) and get 50 % of the traffic of " + at, "slot 1"}},
 		{"one member of two", "udp 0.0.0.0:9991", spec.Options{Slots: 2, OnEmpty: spec.Drop}, true, []string{"slot 1 of service svc would stay empty (on_empty: drop)"}},
 		{"one address", "tcp 127.0.0.7:9991", spec.Options{Slots: 1}, false, []string{"slot 0"}},
 		{"an address that is not local", "tcp 192.0.2.7:9991", spec.Options{Slots: 1}, false, nil},
@@ -47,7 +47,7 @@ func TestPlanSaysWhatACreationTakes(t *testing.T) {
 				t.Fatalf("outages %q, want %q", outages, c.want)
 			}
 			for i, want := range c.want {
-				remedy := "name a member for it, or give it weight 0"
+				remedy := "name a member for it, or set its weight to 0"
 				if !strings.Contains(outages[i], want) || !strings.HasSuffix(outages[i], remedy) {
 					t.Errorf("outage %q, want %q and %q", outages[i], want, remedy)
 				}
@@ -72,7 +72,7 @@ func TestPlanSaysWhatAChangeTakesFromTheKernel(t *testing.T) {
 	}
 	was := s.Listen
 	s.Listen = append(s.Listen[:1:1], mustListen(t, "tcp 0.0.0.0:9991"))
-	check("an added listen", "slot 0 of service svc would stay empty (on_empty: reject) and take 100 %")
+	check("an added listen", "slot 0 of service svc would stay empty (on_empty: reject) and get 100 %")
 	s.OnEmpty = spec.Pass
 	check("an added listen that passes")
 	w.apply()
@@ -82,7 +82,7 @@ func TestPlanSaysWhatAChangeTakesFromTheKernel(t *testing.T) {
 	s.Name = "renamed"
 	check("another name")
 	s.Listen = append(s.Listen, mustListen(t, "udp 0.0.0.0:9991"))
-	check("another name and one more listen", "slot 0 of service renamed would stay empty (on_empty: drop) and take 100 %")
+	check("another name and one more listen", "slot 0 of service renamed would stay empty (on_empty: drop) and get 100 %")
 	s.Name, s.Listen = "svc", []service.Listen{was[0]}
 	check("the listen gone")
 }

@@ -26,16 +26,16 @@ func (Feature) Complete(l *kernel.WriteLock, i kernel.Instance, lacks []string) 
 	if kernel.ValidName(i.Name) {
 		return recoverService(l, i)
 	}
-	return "made anew", l.Remove(i) // derived from the services
+	return "created again", l.Remove(i) // derived from the services
 }
 
 // recoverService publishes a service again from its record.
 func recoverService(l *kernel.WriteLock, i kernel.Instance) (note string, err error) {
 	p, err := record.Read(l.Root, i)
 	if errors.Is(err, kernel.ErrDamaged) {
-		return "made anew by the plan", engine.RemoveDamaged(l, i)
+		return "created again by the plan", engine.RemoveDamaged(l, i)
 	} else if err != nil {
-		return "", fmt.Errorf("recovering %s: %w", i, err)
+		return "", fmt.Errorf("recover %s: %w", i, err)
 	}
 	e, err := engine.OpenEngine(l, i.Scope, p.Engine)
 	if errors.Is(err, kernel.ErrNotExist) {

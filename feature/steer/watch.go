@@ -76,14 +76,14 @@ func (f Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) er
 	defer func() { <-kept }()
 	defer w.checks.end(nil)
 	if h, err := openHooks(ctx, events); err != nil {
-		log.Warn("members are noticed once a second only", "err", err)
+		log.Warn("no kernel hooks, polling for members once a second", "err", err)
 	} else {
 		w.hook = h
 		defer h.Close()
 	}
 	var commands <-chan struct{}
 	if c, err := r.Changes(); err != nil {
-		log.Warn("what other weir commands change is noticed once a second only", "err", err)
+		log.Warn("cannot watch for changes by weir commands, polling once a second", "err", err)
 	} else {
 		w.changes, commands = c, c.C
 		defer c.Close()
@@ -120,7 +120,7 @@ func (f Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) er
 			w.lookouts.missedEvents()
 		}
 		if err := w.poll(ctx); err != nil && ctx.Err() == nil {
-			log.Warn("looking for members", "err", err)
+			log.Warn("search for members failed", "err", err)
 		}
 		w.pace.spend(time.Since(w.polled), time.Now())
 		try++
@@ -148,7 +148,7 @@ func (w *watcher) drain(events chan bpf.WatchEvent) {
 func (w *watcher) poll(ctx context.Context) error {
 	if w.changes != nil {
 		if err := w.changes.Renew(); err != nil {
-			w.log.Warn("what other weir commands change is noticed once a second only", "err", err)
+			w.log.Warn("cannot watch for changes by weir commands, polling once a second", "err", err)
 			w.changes = nil
 		}
 	}
@@ -243,7 +243,7 @@ func (w *watcher) admit(ctx context.Context, s *state.Service, n int, m service.
 func (w *watcher) sayKept(s slots.Slot, err error) {
 	if w.said.Changed(s, err.Error()) {
 		engine.RemarkKept(w.root, s, err)
-		w.log.Warn("slot stays with another process", "service", s.Service, "slot", s.Slot, "reason", err)
+		w.log.Warn("slot kept by another process", "service", s.Service, "slot", s.Slot, "reason", err)
 	}
 }
 
@@ -282,7 +282,7 @@ func (w *watcher) finishKilled(ctx context.Context) {
 		}
 		unlock()
 		if err != nil && !errors.Is(err, kernel.ErrNotExist) {
-			w.log.Warn("what a killed command left is not finished", "netns", i.Scope, "engine", kind, "err", err)
+			w.log.Warn("killed command not completed", "netns", i.Scope, "engine", kind, "err", err)
 		}
 	}
 }
@@ -455,7 +455,7 @@ func (h *hooks) watch(st state.State) error {
 	for p := range want {
 		if !h.watched[p] {
 			if err := ports.Put(p, uint8(1)); err != nil {
-				return fmt.Errorf("watching port %d: %w", p, err)
+				return fmt.Errorf("watch port %d: %w", p, err)
 			}
 			h.watched[p] = true
 		}

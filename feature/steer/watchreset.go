@@ -70,7 +70,7 @@ func (w *watcher) resetDue(ctx context.Context) {
 			defer close(done)
 			err := reset.ResetEngine(ctx, w.root, i, nil, w.hand, false, w.logReset)
 			if err != nil && !errors.Is(err, reset.ErrBusy) && ctx.Err() == nil {
-				w.log.Warn("resetting misplaced sessions", "err", err)
+				w.log.Warn("reset of misplaced sessions failed", "err", err)
 			}
 		}()
 	}
@@ -78,7 +78,7 @@ func (w *watcher) resetDue(ctx context.Context) {
 
 func (w *watcher) logReset(r reset.Reset) {
 	if r.Err != nil {
-		w.log.Warn("session is misplaced", "service", r.Service, "router", r.Router(), "slots", r.Slots(), "err", r.Err)
+		w.log.Warn("misplaced session not reset", "service", r.Service, "router", r.Router(), "slots", r.Slots(), "err", r.Err)
 		return
 	}
 	if r.Handed {
@@ -140,7 +140,7 @@ func (w *watcher) reload(ctx context.Context, s *state.Service) error {
 	if err := engine.Change(l, s.PinScope, s.Name, nil, func(p *record.Service) error { p.SetDevices(list); return nil }); err != nil {
 		return err
 	}
-	w.log.Info("devices read anew", "service", s.Name, "file", s.DevicesFile, "devices", len(list.Devices))
+	w.log.Info("devices file reloaded", "service", s.Name, "file", s.DevicesFile, "devices", len(list.Devices))
 	w.templates.Kick()
 	w.ownResets(s)
 	return nil
@@ -153,6 +153,6 @@ func (w *watcher) sayDevices(key slots.Slot, s *state.Service, err error) {
 		text = err.Error()
 	}
 	if w.said.Changed(key, text) && err != nil {
-		w.log.Warn("the devices stay as they were", "service", s.Name, "reason", text)
+		w.log.Warn("devices file rejected, previous devices stay", "service", s.Name, "reason", text)
 	}
 }

@@ -98,7 +98,7 @@ func (w *watcher) fallBack(ctx context.Context, s *state.Service, slot int) bool
 	key := slots.Slot{Scope: s.PinScope, Service: s.Name, Slot: slot}
 	back, err := engine.FallBack(l, key)
 	if err != nil || back {
-		w.say(key, err, "slot given back to the generation before")
+		w.say(key, err, "slot returned to the previous generation")
 	}
 	return back
 }

@@ -81,13 +81,13 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 		return p, fmt.Errorf("%w: %q: zones are not supported: leave out %%%s", ErrBinding, s, zone)
 	}
 	if err != nil {
-		return p, fmt.Errorf("%w: %.80q is no address and no prefix: want one like 192.0.2.0/24 or 2001:db8::1", ErrBinding, s)
+		return p, fmt.Errorf("%w: %.80q is not an address or prefix: want one like 192.0.2.0/24 or 2001:db8::1", ErrBinding, s)
 	}
 	if p.Addr().Is4In6() && p.Bits() >= 96 {
 		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
 	}
 	if m := p.Masked(); m != p {
-		return p, fmt.Errorf("%w: %q has bits set beyond its length: write %s, or %s for the one address", ErrBinding, s, m, p.Addr())
+		return p, fmt.Errorf("%w: %q has bits set beyond its length: write %s, or %s for the single address", ErrBinding, s, m, p.Addr())
 	}
 	return p, nil
 }
@@ -238,14 +238,14 @@ func checkBindings(r *kernel.Root, scope string, all []Binding) ([]bindingOrder,
 			return nil, err
 		}
 		if by, ok := listening[b.key()]; ok {
-			return nil, fmt.Errorf("%w: service %s listens to %s %s port %d by itself", ErrBound, by, b.Proto, b.Prefix, b.Port)
+			return nil, fmt.Errorf("%w: service %s already listens on %s %s port %d", ErrBound, by, b.Proto, b.Prefix, b.Port)
 		}
 		p := services[b.Service]
 		if p == nil {
 			continue
 		}
 		if p.Engine != spec.EngineSkLookup {
-			return nil, fmt.Errorf("%w: service %s is steered by %s, which sees only what reaches its own sockets: give it engine: sk_lookup", ErrBinding, b.Service, p.Engine)
+			return nil, fmt.Errorf("%w: service %s uses engine %s, which sees only packets for its own sockets: set engine: sk_lookup", ErrBinding, b.Service, p.Engine)
 		}
 		if kind := engine.KindOfPacket(b.Proto == unix.IPPROTO_TCP, !b.Prefix.Addr().Is4()); engine.NamedEndpoints(p).Endpoint[kind] == engine.NoEndpoint {
 			return nil, fmt.Errorf("%w: service %s has no socket for %s over %s: add a listen for it", ErrBinding, b.Service, b.Proto, familyName(!b.Prefix.Addr().Is4()))
@@ -255,7 +255,7 @@ func checkBindings(r *kernel.Root, scope string, all []Binding) ([]bindingOrder,
 	for i, o := range order {
 		b := all[o.at]
 		if i > 0 && o.compare(order[i-1]) == 0 && all[order[i-1].at].Service != b.Service {
-			return nil, fmt.Errorf("%w: %s %s port %d is to be bound to %s and to %s", ErrBinding, b.Proto, b.Prefix, b.Port, all[order[i-1].at].Service, b.Service)
+			return nil, fmt.Errorf("%w: %s %s port %d is bound to both %s and %s", ErrBinding, b.Proto, b.Prefix, b.Port, all[order[i-1].at].Service, b.Service)
 		}
 	}
 	return order, nil

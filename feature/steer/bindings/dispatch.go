@@ -38,7 +38,7 @@ type dispatch struct {
 // engine or moves it to larger maps.
 func openDispatch(l *kernel.WriteLock, ns *netns.Handle, room int) (*dispatch, error) {
 	if room > table.MaxBindings {
-		return nil, fmt.Errorf("%w: there may be %d in a namespace at most", table.ErrFull, table.MaxBindings)
+		return nil, fmt.Errorf("%w: the maximum is %d per namespace", table.ErrFull, table.MaxBindings)
 	}
 	if err := engine.CleanStale(l); err != nil {
 		return nil, err

@@ -65,7 +65,7 @@ func (p *bindingsParser) next() (jsontext.Token, error) {
 	case err == nil:
 		return t, nil
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return t, p.fail(int64(len(p.text)), "the file ends too soon")
+		return t, p.fail(int64(len(p.text)), "unexpected end of file")
 	case errors.As(err, &s):
 		return t, p.fail(s.ByteOffset, "%w", s.Err)
 	}
@@ -92,7 +92,7 @@ func (p *bindingsParser) whole() error {
 			return err
 		}
 		if key.Kind() != '"' || key.String() != "bindings" {
-			return p.fail(p.dec.InputOffset(), "%q: want one list, called bindings", key)
+			return p.fail(p.dec.InputOffset(), "%q: want one list named bindings", key)
 		}
 		found = true
 		if err := p.expect('[', "a list of bindings"); err != nil {
@@ -111,10 +111,10 @@ func (p *bindingsParser) whole() error {
 		return err
 	}
 	if !found {
-		return p.fail(p.dec.InputOffset(), "there is no list called bindings: an empty one is \"bindings\": []")
+		return p.fail(p.dec.InputOffset(), "list bindings is missing: an empty list is \"bindings\": []")
 	}
 	if _, err := p.dec.ReadToken(); !errors.Is(err, io.EOF) {
-		return p.fail(p.dec.InputOffset(), "something follows the end")
+		return p.fail(p.dec.InputOffset(), "unexpected data after the end")
 	}
 	return nil
 }
@@ -153,7 +153,7 @@ func (p *bindingsParser) binding() error {
 			return p.fail(p.dec.InputOffset(), "%q: want label, prefix, port and protocol", name)
 		}
 		if value.Kind() != want {
-			return p.fail(p.dec.InputOffset(), "%s: %s does not fit", name, value)
+			return p.fail(p.dec.InputOffset(), "%s: %s has the wrong type", name, value)
 		}
 	}
 	if _, err := p.next(); err != nil {

@@ -21,7 +21,7 @@ func checkLabel(name string) error {
 		return err
 	}
 	if printable.Text(name) != name || strings.TrimSpace(name) != name {
-		return fmt.Errorf("%w: %q: want visible characters of UTF-8, and spaces only inside", engine.ErrLabel, name)
+		return fmt.Errorf("%w: %q: want printable UTF-8 characters without leading or trailing spaces", engine.ErrLabel, name)
 	}
 	return nil
 }

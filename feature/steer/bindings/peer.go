@@ -171,7 +171,7 @@ func authorise(p *record.Service, ctx context.Context, s slots.Slot, peer Peer) 
 	if peer.UID == 0 {
 		return m, nil
 	}
-	refused := fmt.Errorf("%w: user %d may not register for slot %d of %s: root can, the slot's configured member, and the user of {slot: %d, user: NAME}",
+	refused := fmt.Errorf("%w: user %d may not register for slot %d of %s: allowed are root, the slot's configured member, and the user of {slot: %d, user: NAME}",
 		ErrRefused, peer.UID, s.Slot, s.Service, s.Slot)
 	switch {
 	case configured == nil:
@@ -210,7 +210,7 @@ func notWithdrawn(r *kernel.Root, s slots.Slot) error {
 	defer slots.Close()
 	now, err := slots.State(s.Slot)
 	if err == nil && now.Withdrawn {
-		err = fmt.Errorf("slot %d of %s is %w: weir steer admit gives it its member again", s.Slot, s.Service, ErrWithdrawn)
+		err = fmt.Errorf("slot %d of %s is %w: weir steer admit admits its member again", s.Slot, s.Service, ErrWithdrawn)
 	}
 	return err
 }

@@ -36,7 +36,7 @@ var (
 	// ErrSocket means that a socket cannot serve a service.
 	ErrSocket = errors.New("socket cannot be registered")
 	// ErrConfigured means that the service is in the configuration.
-	ErrConfigured = errors.New("a service of the configuration")
+	ErrConfigured = errors.New("a configured service")
 )
 
 // socketKind is the traffic that a socket can serve.
@@ -99,7 +99,7 @@ func notConfigured(r *kernel.Root, ns *netns.Handle, names ...string) error {
 		}
 		for _, name := range names {
 			if of[name] != nil || unread.Has(record.Instance(record.Scope(ns), name)) {
-				return fmt.Errorf("%s is %w, its members have slots: see weir steer admit and withdraw", name, ErrConfigured)
+				return fmt.Errorf("%s is %w with slots: use weir steer admit and withdraw", name, ErrConfigured)
 			}
 		}
 	}
@@ -142,7 +142,7 @@ func inspect(fd int, ns *netns.Handle) (k socketKind, err error) {
 	}
 	domain, proto := get(unix.SOL_SOCKET, unix.SO_DOMAIN), get(unix.SOL_SOCKET, unix.SO_PROTOCOL)
 	if err != nil {
-		return k, fmt.Errorf("%w: it is no socket: %w", ErrSocket, err)
+		return k, fmt.Errorf("%w: it is not a socket: %w", ErrSocket, err)
 	}
 	switch domain {
 	case unix.AF_INET:
@@ -150,7 +150,7 @@ func inspect(fd int, ns *netns.Handle) (k socketKind, err error) {
 	case unix.AF_INET6:
 		k.v6, k.v4 = true, get(unix.IPPROTO_IPV6, unix.IPV6_V6ONLY) == 0
 	default:
-		return k, fmt.Errorf("%w: it is neither one of IPv4 nor one of IPv6", ErrSocket)
+		return k, fmt.Errorf("%w: it is neither IPv4 nor IPv6", ErrSocket)
 	}
 	switch proto {
 	case unix.IPPROTO_TCP:
@@ -160,10 +160,10 @@ func inspect(fd int, ns *netns.Handle) (k socketKind, err error) {
 		}
 	case unix.IPPROTO_UDP:
 		if _, e := bounded.Getpeername(fd); e == nil {
-			return k, fmt.Errorf("%w: it is connected, so that it takes nothing from others than its peer", ErrSocket)
+			return k, fmt.Errorf("%w: it is connected and receives from its peer only", ErrSocket)
 		}
 	case unix.IPPROTO_MPTCP:
-		return k, fmt.Errorf("%w: it listens with MPTCP, and no program can choose such a socket: listen with plain TCP", ErrSocket)
+		return k, fmt.Errorf("%w: no program can select an MPTCP listener: listen with plain TCP", ErrSocket)
 	default:
 		return k, fmt.Errorf("%w: it is neither TCP nor UDP", ErrSocket)
 	}
@@ -197,7 +197,7 @@ func inNamespace(fd int, ns *netns.Handle) error {
 	const siocGSkNs = 0x894c // linux/sockios.h
 	at, err := unix.IoctlRetInt(fd, siocGSkNs)
 	if err != nil {
-		return fmt.Errorf("asking for its network namespace: %w", err)
+		return fmt.Errorf("read its network namespace: %w", err)
 	}
 	defer unix.Close(at)
 	var st unix.Stat_t
@@ -205,7 +205,7 @@ func inNamespace(fd int, ns *netns.Handle) error {
 		return err
 	}
 	if st.Ino != ns.Inode() {
-		return fmt.Errorf("%w: it is in another network namespace (net:[%d]) than %s: name that with --netns", ErrSocket, st.Ino, ns)
+		return fmt.Errorf("%w: it is in another network namespace (net:[%d]) than %s: select it with --netns", ErrSocket, st.Ino, ns)
 	}
 	return nil
 }
@@ -272,10 +272,10 @@ func RegisterPassed(l *kernel.WriteLock, ns *netns.Handle, name string) ([]strin
 func passedSockets(ns *netns.Handle, name string) ([]Registration, error) {
 	n, err := strconv.Atoi(os.Getenv("LISTEN_FDS"))
 	if err != nil || n < 1 {
-		return nil, fmt.Errorf("%w: none was passed (LISTEN_FDS=%q): run this from a unit with socket activation, or name the process that has it with --pid, --pidfile, --unit or --cgroup, and protocol, address and port", ErrSocket, os.Getenv("LISTEN_FDS"))
+		return nil, fmt.Errorf("%w: none was passed (LISTEN_FDS=%q): run this from a unit with socket activation, or name its process with --pid, --pidfile, --unit or --cgroup, and protocol, address and port", ErrSocket, os.Getenv("LISTEN_FDS"))
 	}
 	if pid := os.Getenv("LISTEN_PID"); pid != "" && pid != strconv.Itoa(os.Getpid()) {
-		return nil, fmt.Errorf("%w: the sockets of LISTEN_FDS are meant for process %s, and this is %d", ErrSocket, pid, os.Getpid())
+		return nil, fmt.Errorf("%w: the sockets of LISTEN_FDS are for process %s, not for process %d", ErrSocket, pid, os.Getpid())
 	}
 	var out []Registration
 	taken := map[uint32]netip.AddrPort{}
@@ -288,7 +288,7 @@ func passedSockets(ns *netns.Handle, name string) ([]Registration, error) {
 		again := false
 		for _, kind := range look.kinds() {
 			if at, ok := taken[kind]; ok && (at != look.local || shares == 0) {
-				return nil, fmt.Errorf("descriptor %d: %w: another one serves %s already: register them under two names", fd, ErrSocket, KindName(kind))
+				return nil, fmt.Errorf("descriptor %d: %w: another socket already serves %s: register them under two names", fd, ErrSocket, KindName(kind))
 			} else if ok {
 				again = true
 			}

@@ -16,7 +16,7 @@ import (
 const lookShare = 4
 
 // errTurn means that the user's turn did not come in time.
-var errTurn = fmt.Errorf("%w: its sockets are looked for after those of its user's other processes", service.ErrNotReady)
+var errTurn = fmt.Errorf("%w: the search for its sockets waits for other processes of its user", service.ErrNotReady)
 
 // turns serializes the searches for a user's processes. Root's do not wait.
 type turns struct {

@@ -133,7 +133,7 @@ func WriteBindings(all []Binding) ([]byte, error) {
 	}
 	for _, b := range all {
 		if !utf8.ValidString(b.Service) { // JSON cannot express it: the file would name another service
-			return nil, fmt.Errorf("%w: the name of the service of %s %s port %d is no UTF-8, and cannot be written: unbind it first", ErrBinding, b.Proto, b.Prefix, b.Port)
+			return nil, fmt.Errorf("%w: the service name of %s %s port %d is not valid UTF-8: unbind it first", ErrBinding, b.Proto, b.Prefix, b.Port)
 		}
 	}
 	return json.MarshalIndent(bindingsFile{all}, "", "  ")

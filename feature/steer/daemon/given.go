@@ -29,7 +29,7 @@ func openGiven(ns *netns.Handle, listens []service.Listen, backlog, uid int) (*g
 		for _, l := range listens {
 			fd, err := openAs(uid, l, backlog)
 			if err != nil {
-				return fmt.Errorf("opening a socket for %s: %w%s", l, err, portAdvice(err))
+				return fmt.Errorf("open socket for %s: %w%s", l, err, portAdvice(err))
 			}
 			g.files = append(g.files, os.NewFile(uintptr(fd), l.String()))
 			proto, _, _ := strings.Cut(l.String(), " ")
@@ -46,7 +46,7 @@ func openGiven(ns *netns.Handle, listens []service.Listen, backlog, uid int) (*g
 
 func portAdvice(err error) string {
 	if errors.Is(err, unix.EADDRINUSE) {
-		return ": whoever has it either does not share it (SO_REUSEPORT; share_port: true in the configuration), or is another user's: name that one with --user"
+		return ": its process does not share it (SO_REUSEPORT; share_port: true in the configuration), or belongs to another user: select that user with --user"
 	}
 	return ""
 }

@@ -45,7 +45,7 @@ func (s *supervisor) keepSlot(ctx context.Context, pid int) {
 				}
 				if err.Error() != said {
 					said = err.Error()
-					s.Log.Warn("slot waits for the daemon", "service", s.Slot.Service, "slot", s.Slot.Slot, "reason", said)
+					s.Log.Warn("daemon not admitted yet", "service", s.Slot.Service, "slot", s.Slot.Slot, "reason", said)
 				}
 			}
 		}
@@ -60,7 +60,7 @@ func (s *supervisor) keepSlot(ctx context.Context, pid int) {
 func (s *supervisor) retire(ctx context.Context) {
 	err := Retirement{Slot: s.Slot, Signal: s.Stop, Log: s.Log}.Run(ctx, s.root)
 	if err != nil && ctx.Err() == nil {
-		s.Log.Warn("the generation before was not ended", "service", s.Slot.Service, "slot", s.Slot.Slot, "err", err)
+		s.Log.Warn("previous generation not ended", "service", s.Slot.Service, "slot", s.Slot.Slot, "err", err)
 	}
 }
 

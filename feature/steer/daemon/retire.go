@@ -64,7 +64,7 @@ func (t Retirement) Run(ctx context.Context, r *kernel.Root) error {
 	if !v.who.Alive() { // the PID was reused before it was opened
 		return nil
 	}
-	t.Log.Info("the generation before is drained", "service", t.Slot.Service, "slot", t.Slot.Slot, "pid", v.who.PID, "until", kernel.WallTime(v.until).Format(time.TimeOnly))
+	t.Log.Info("previous generation drains", "service", t.Slot.Service, "slot", t.Slot.Slot, "pid", v.who.PID, "until", kernel.WallTime(v.until).Format(time.TimeOnly))
 	if err := v.drained(ctx, now, proc); err != nil || !proc.Alive() {
 		return err
 	}
@@ -72,7 +72,7 @@ func (t Retirement) Run(ctx context.Context, r *kernel.Root) error {
 		return err
 	}
 	if v.back {
-		t.Log.Warn("the slot is the generation's before again: it is not ended", "service", t.Slot.Service, "slot", t.Slot.Slot, "pid", v.who.PID)
+		t.Log.Warn("previous generation has its slot again, it is not ended", "service", t.Slot.Service, "slot", t.Slot.Slot, "pid", v.who.PID)
 	}
 	if v.back || t.Keep {
 		return nil
@@ -82,9 +82,9 @@ func (t Retirement) Run(ctx context.Context, r *kernel.Root) error {
 		sig = gracefulSignal(v.who.PID)
 	}
 	if err := unix.PidfdSendSignal(proc.FD(), sig, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("ending process %d: %w", v.who.PID, err)
+		return fmt.Errorf("end process %d: %w", v.who.PID, err)
 	}
-	t.Log.Info("the generation before ends", "service", t.Slot.Service, "slot", t.Slot.Slot, "pid", v.who.PID, "signal", sig)
+	t.Log.Info("previous generation ended", "service", t.Slot.Service, "slot", t.Slot.Slot, "pid", v.who.PID, "signal", sig)
 	return nil
 }
 
@@ -108,7 +108,7 @@ func (v *retiring) drained(ctx context.Context, now slots.Remaining, proc *pidfd
 			wait = drainPoll
 		}
 		if kernel.Monotonic() >= v.until {
-			v.Log.Warn("the deadline ends what is left", "service", v.Slot.Service, "slot", v.Slot.Slot, "pid", v.who.PID, "sessions", now.Sessions, "waiting", now.Waiting)
+			v.Log.Warn("drain deadline reached, ending remaining sessions", "service", v.Slot.Service, "slot", v.Slot.Slot, "pid", v.who.PID, "sessions", now.Sessions, "waiting", now.Waiting)
 			return nil
 		}
 		if err := slots.Sleep(ctx, min(wait, time.Duration(max(int64(v.until-kernel.Monotonic()), 0))+time.Millisecond)); err != nil {
@@ -170,7 +170,7 @@ func (v *retiring) read() (l slots.Remaining, err error) {
 		return l, err
 	}
 	if s.Record.Service.Generations == nil {
-		return l, fmt.Errorf("service %s has no generations: add generations: {} to its steer section, and apply", s.Name)
+		return l, fmt.Errorf("service %s has no generations: add generations: {} to its steer section and apply", s.Name)
 	}
 	if v.Slot.Slot < 0 || v.Slot.Slot >= s.Record.Service.Slots {
 		return l, fmt.Errorf("%w: %s has slots 0 to %d", record.ErrNoSlot, s.Name, s.Record.Service.Slots-1)

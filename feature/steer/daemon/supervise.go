@@ -26,7 +26,7 @@ import (
 )
 
 // errSlotInUse means that a running process has the slot.
-var errSlotInUse = errors.New("slot held")
+var errSlotInUse = errors.New("slot in use")
 
 // Supervision runs a daemon as the member of a slot, on hosts without systemd.
 //
@@ -105,7 +105,7 @@ func (v Supervision) Run(ctx context.Context, r *kernel.Root) (status int, err e
 		if time.Since(began) > lastPause {
 			pause = firstPause
 		}
-		s.Log.Warn("the daemon ended", "status", status, "starts again in", pause)
+		s.Log.Warn("daemon exited, restarting it", "status", status, "pause", pause)
 		if s.rest(pause); s.ended {
 			return status, nil
 		}
@@ -124,10 +124,10 @@ func (s *supervisor) prepare() (err error) {
 	}
 	s.member.Keep = s.Give && s.Restart
 	if s.Replace && p.Service.Generations == nil {
-		return fmt.Errorf("service %s has no generations, and so no slot of it has two members side by side: add generations: {} to its steer section, and apply", s.Slot.Service)
+		return fmt.Errorf("service %s has no generations, so its slots cannot have two members: add generations: {} to its steer section and apply", s.Slot.Service)
 	}
 	if pid := s.occupant(); pid != 0 && !s.TakeOver && !s.Replace {
-		return fmt.Errorf("%w: process %d serves slot %d of %s: end it first, take the slot over with --take-over, or, of a service with generations, replace it with --replace", errSlotInUse, pid, s.Slot.Slot, s.Slot.Service)
+		return fmt.Errorf("%w: process %d serves slot %d of %s: end it first, take over with --take-over, or, with generations, replace it with --replace", errSlotInUse, pid, s.Slot.Slot, s.Slot.Service)
 	}
 	s.env = append(os.Environ(), s.Env...)
 	uid := os.Geteuid()
@@ -203,7 +203,7 @@ func (s *supervisor) start() (*exec.Cmd, error) {
 		}
 	}
 	if err := s.ns.Do(start); err != nil {
-		return nil, fmt.Errorf("starting %s: %w", s.Command[0], err)
+		return nil, fmt.Errorf("start %s: %w", s.Command[0], err)
 	}
 	return c, nil
 }
@@ -286,8 +286,8 @@ func (s *supervisor) release() {
 		s.Log.Warn("slot not withdrawn", "err", err)
 	}
 	if back, err := e.FallBack(p, s.Slot.Slot); err != nil {
-		s.Log.Warn("slot not given back to the generation before", "err", err)
+		s.Log.Warn("slot not returned to the previous generation", "err", err)
 	} else if back {
-		s.Log.Warn("the slot is the generation's before again", "service", s.Slot.Service, "slot", s.Slot.Slot)
+		s.Log.Warn("slot returned to the previous generation", "service", s.Slot.Service, "slot", s.Slot.Slot)
 	}
 }

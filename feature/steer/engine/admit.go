@@ -200,9 +200,9 @@ func ExplainSocket(s service.Adopted, err error) error {
 	hint := ""
 	switch {
 	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
-		hint = ": socket maps take bound TCP listeners and UDP sockets, not MPTCP, kTLS or sockets with an upper protocol"
+		hint = ": socket maps accept bound TCP listeners and UDP sockets, not MPTCP, kTLS or sockets with an upper protocol"
 	case errors.Is(err, unix.EBUSY):
-		hint = ": another program's socket map or reuseport array holds it"
+		hint = ": it is in another program's socket map or reuseport array"
 	}
 	return fmt.Errorf("process %d, descriptor for %s: %w%s", s.PID, s.Endpoint, err, hint)
 }
@@ -219,7 +219,7 @@ func (e *Engine) watchExit(tgid, row uint32) error {
 			return err
 		}
 	}
-	return fmt.Errorf("process %d serves %d slots already, the most one process can", tgid, spec.MaxExits)
+	return fmt.Errorf("process %d already serves %d slots, the maximum", tgid, spec.MaxExits)
 }
 
 // confirm closes the race between the adoption of a process and its exit. steer_exit handles an exit after the

@@ -45,12 +45,12 @@ func ReconcileBind(l *kernel.WriteLock, wanted bool) error {
 	ports := o.Maps["ports"]
 	have, err := Entries[bpf.BindBindKey, bpf.BindBindCount](ports)
 	if err != nil {
-		return fmt.Errorf("ports to share: %w", err)
+		return fmt.Errorf("read shared ports: %w", err)
 	}
 	for k := range want {
 		if _, ok := have[k]; !ok {
 			if err := ports.Put(k, bpf.BindBindCount{}); err != nil {
-				return fmt.Errorf("sharing port %d: %w", k.Port, err)
+				return fmt.Errorf("share port %d: %w", k.Port, err)
 			}
 			kernel.Step("steer:bind")
 		}
@@ -58,7 +58,7 @@ func ReconcileBind(l *kernel.WriteLock, wanted bool) error {
 	for k := range have {
 		if !want[k] && len(unread) == 0 { // otherwise the port may belong to an unreadable service
 			if err := ports.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-				return fmt.Errorf("sharing port %d no more: %w", k.Port, err)
+				return fmt.Errorf("stop sharing port %d: %w", k.Port, err)
 			}
 			kernel.Step("steer:bind")
 		}
@@ -170,7 +170,7 @@ func publishBind(l *kernel.WriteLock) error {
 }
 
 // ProblemBind is the Problem of a service with share_port but without the hook.
-const ProblemBind = "the hook of share_port is missing, so daemons that do not ask for SO_REUSEPORT cannot start beside one another: weir apply recovers it"
+const ProblemBind = "the hook of share_port is missing, so daemons without SO_REUSEPORT cannot share the port: weir apply recovers it"
 
 // ReadShared reads the counters of a service's ports.
 func ReadShared(p *record.Service, r *kernel.Root) (out Shared, err error) {

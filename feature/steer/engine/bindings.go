@@ -77,7 +77,7 @@ func (e *Engine) copyBindings(old *kernel.Opened) error {
 		all = append(all, x)
 	}
 	if err := to.Replace(all); err != nil {
-		return fmt.Errorf("copying %d bindings: %w", len(all), err)
+		return fmt.Errorf("copy %d bindings: %w", len(all), err)
 	}
 	return nil
 }

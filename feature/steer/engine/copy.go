@@ -95,7 +95,7 @@ func ReconcileCopies(l *kernel.WriteLock, scope string, wanted bool, gone ...*re
 	}
 	defer ns.Close()
 	if err := putCopies(l, ns, o, want); err != nil {
-		return fmt.Errorf("copying datagrams in %s: %w", ns, err)
+		return fmt.Errorf("copy datagrams in %s: %w", ns, err)
 	}
 	return nil
 }
@@ -281,4 +281,4 @@ func reconcileAllCopies(l *kernel.WriteLock) error {
 }
 
 // ProblemCopy is the Problem of a service whose datagrams are not copied.
-const ProblemCopy = "its datagrams are not copied: the service that is to get them is not there, or the filters are missing; weir apply recovers it"
+const ProblemCopy = "its datagrams are not copied: the target service or the filters are missing: weir apply recovers it"

@@ -47,7 +47,7 @@ func PublishEngine(l *kernel.WriteLock, ns *netns.Handle, kind spec.Engine, room
 	for _, spec := range ownMaps(kind, room) {
 		m, err := ebpf.NewMap(spec)
 		if err != nil {
-			return fmt.Errorf("making the map %s: %w", spec.Name, err)
+			return fmt.Errorf("create map %s: %w", spec.Name, err)
 		}
 		defer m.Close()
 		pins.Maps[strings.TrimPrefix(spec.Name, "steer_")] = m
@@ -273,7 +273,7 @@ func (e *Engine) FreeID() (uint32, error) {
 			return id, nil
 		}
 	}
-	return 0, fmt.Errorf("namespace %s has %d services, the most it can: remove one", e.Scope, spec.MaxServices)
+	return 0, fmt.Errorf("namespace %s has %d services, the maximum: remove one", e.Scope, spec.MaxServices)
 }
 
 // rows returns the rows in use by readable services.
@@ -303,7 +303,7 @@ func (e *Engine) FreeRows(n int, others ...uint32) ([]uint32, error) {
 		}
 	}
 	if len(rows) < n {
-		return nil, fmt.Errorf("namespace %s has no %d slots left of its %d: remove a service", e.Scope, n, spec.MaxRows)
+		return nil, fmt.Errorf("namespace %s has fewer than %d of its %d slots left: remove a service", e.Scope, n, spec.MaxRows)
 	}
 	return rows, nil
 }

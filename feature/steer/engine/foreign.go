@@ -26,8 +26,8 @@ import (
 
 // GroupPrograms requires iterators over sockets.
 var GroupPrograms = kernel.Need{Name: "iterators over sockets, with BTF", Since: "5.9", Optional: true,
-	For:    "engine sk_reuseport: seeing that somebody else's program chooses in a group",
-	Remedy: "the kernel must be built with CONFIG_DEBUG_INFO_BTF",
+	For:    "engine sk_reuseport: detecting a foreign program in a reuseport group",
+	Remedy: "build the kernel with CONFIG_DEBUG_INFO_BTF",
 	Probe: func() error {
 		_, err := ProgramsOfGroups()
 		return err
@@ -103,7 +103,7 @@ func (e *Engine) refuseForeign(p *record.Service, key GroupKey, s service.Adopte
 	if info, err := prog.Info(); err == nil {
 		name = " " + info.Name
 	}
-	return fmt.Errorf("%w: program %d%s chooses among the sockets of %s, which process %d has joined: turn off that daemon's own balancer, or let weir replace it with foreign: replace", errForeign, id, name, key, s.PID)
+	return fmt.Errorf("%w: program %d%s chooses among the sockets of %s, joined by process %d: turn off the daemon's own balancer, or set foreign: replace", errForeign, id, name, key, s.PID)
 }
 
 // Hijacked describes the groups with a program other than weir's.
@@ -140,7 +140,7 @@ func Narrower(groups map[GroupKey]GroupValue) []string {
 		for _, s := range socks {
 			o := keyOfSocket(s)
 			if _, ours := groups[o]; !ours && overlap(o, k) && !o.Address().IsUnspecified() {
-				out = append(out, fmt.Sprintf("a socket of user %d at %s is bound more specifically than %s: that address's traffic does not meet weir", s.UID, o, k))
+				out = append(out, fmt.Sprintf("a socket of user %d at %s is bound more specifically than %s: traffic to its address bypasses weir", s.UID, o, k))
 			}
 		}
 	}

@@ -32,7 +32,7 @@ func (e *Engine) known(p *record.Service, d slots.Predecessor) (int, error) {
 }
 
 // ErrDraining means that the previous member still drains. A slot has at most two generations.
-var ErrDraining = errors.New("the generation before is still drained")
+var ErrDraining = errors.New("the previous generation still drains")
 
 // SpareRows assigns a second row to every slot of a service with generations.
 func (e *Engine) SpareRows(p, old *record.Service) error {
@@ -132,7 +132,7 @@ func drainingError(d slots.Predecessor, peers int) error {
 	if peers == 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: process %d has %d UDP peers, until %s at most: end it, or wait (weir steer retire)", ErrDraining, d.Who.PID, peers, kernel.WallTime(d.Until).Format("15:04:05"))
+	return fmt.Errorf("%w: process %d has %d UDP peers, until %s at the latest: end it, or wait (weir steer retire)", ErrDraining, d.Who.PID, peers, kernel.WallTime(d.Until).Format("15:04:05"))
 }
 
 // FallBack returns a slot to the previous generation if the newest one is gone and the previous process still runs. The
@@ -193,7 +193,7 @@ func (e *Engine) pinPeers(p *record.Service) (*ebpf.Map, error) {
 	}
 	m, err := ebpf.NewMap(inner)
 	if err != nil {
-		return nil, fmt.Errorf("making the map of peers: %w", err)
+		return nil, fmt.Errorf("create map of peers: %w", err)
 	}
 	return m, nil
 }

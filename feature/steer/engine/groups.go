@@ -149,7 +149,7 @@ func (e *Engine) joinOne(p *record.Service, row uint32, s service.Adopted, v Gro
 	group := hook.ReuseportGroup{FD: s.FD, Name: key.String()}
 	have, ok := groups[key]
 	if ok && have.Service != v.Service && e.keeps(have.Service) {
-		return fmt.Errorf("%w: %s is in the group of a service that cannot be read", errNotShared, s.Endpoint)
+		return fmt.Errorf("%w: %s is in the group of an unreadable service", errNotShared, s.Endpoint)
 	}
 	if err := e.refuseForeign(p, key, s, programs); err != nil {
 		return err
@@ -193,7 +193,7 @@ func (e *Engine) alike(p *record.Service, row uint32, key GroupKey, v GroupValue
 			return err
 		}
 		if others {
-			return fmt.Errorf("%w: it is bound as %s of user %d, those of the other slots as %s of user %d: give all members the same addresses, families and user", errNotShared, key, v.UID, k, o.UID)
+			return fmt.Errorf("%w: it is bound as %s of user %d, the other slots as %s of user %d: give all members the same addresses, families and user", errNotShared, key, v.UID, k, o.UID)
 		}
 		if err := e.dropGroup(k, o); err != nil {
 			return err

@@ -169,7 +169,7 @@ func (e *Engine) releaseSocketHolder(index uint32) error {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	return errors.New("the holder of reuseport groups does not let go of its sockets: end the process `weir steer hold` and try again")
+	return errors.New("the socket holder does not release its socket: end the process `weir steer hold` and try again")
 }
 
 // vacate empties a row. It also removes an adoption's sockets from the rows of the service's previous form, because a
@@ -226,14 +226,14 @@ func (e *Engine) checkUnshared(p *record.Service, row uint32, a *service.Adoptio
 			continue
 		}
 		for _, sock := range e.shared(r, a) {
-			return fmt.Errorf("%w: %s of process %d serves slot %d already; with engine sk_reuseport a socket serves one slot: use sk_lookup, or run a daemon for each slot", ErrSocketInUse, sock.Endpoint, sock.PID, slot)
+			return fmt.Errorf("%w: %s of process %d already serves slot %d; with engine sk_reuseport a socket serves one slot: use sk_lookup, or run a daemon for each slot", ErrSocketInUse, sock.Endpoint, sock.PID, slot)
 		}
 	}
 	return nil
 }
 
 // ErrSocketInUse means that a socket serves another slot.
-var ErrSocketInUse = errors.New("socket is taken")
+var ErrSocketInUse = errors.New("socket in use")
 
 // noteCookies maps nginx's connection ids to a slot. They contain the cookie of the worker's socket. It also removes
 // the cookies of closed sockets.

@@ -56,14 +56,14 @@ func (e *Engine) StartSocketHolder() error {
 // spawnSocketHolder starts a holder and waits until there returns true.
 func (e *Engine) spawnSocketHolder(there func() bool) error {
 	if SocketHolderCommand == nil {
-		return errors.New("a process must hold sockets for this, and steer.HolderCommand is not set: use engine sk_lookup without on_empty: drop")
+		return errors.New("a socket holder is necessary, but engine.SocketHolderCommand is not set: use engine sk_lookup without on_empty: drop")
 	}
 	cmd := SocketHolderCommand(e.Lock.Path(), e.Scope, e.Kind)
 	// A new session and no inherited descriptors: the holder outlives this command.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.Dir = "/"
 	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("starting the holder: %w", err)
+		return fmt.Errorf("start socket holder: %w", err)
 	}
 	exited := make(chan error, 1)
 	go func() { exited <- cmd.Wait() }()
@@ -78,11 +78,11 @@ func (e *Engine) awaitSocketHolder(there func() bool, exited <-chan error) error
 		}
 		select {
 		case err := <-exited:
-			return fmt.Errorf("the holder ended: %v: run weir steer hold --scope %s --engine %s to see why", err, e.Scope, e.Kind)
+			return fmt.Errorf("the socket holder exited: %v: run weir steer hold --scope %s --engine %s to see its error", err, e.Scope, e.Kind)
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
-	return errors.New("the holder did not open its sockets within ten seconds")
+	return errors.New("the socket holder did not open its sockets within 10 s")
 }
 
 // socketsHeld reports whether the holder has all its sockets.

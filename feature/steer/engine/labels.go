@@ -34,12 +34,12 @@ type Label struct {
 type labelMapKey [MaxLabel + 1]byte // NUL-padded
 
 // ErrLabel means that a name is not valid for a service.
-var ErrLabel = errors.New("no name for a service")
+var ErrLabel = errors.New("invalid service name")
 
 // LabelKey returns the key of a name in steer_labels. An error wraps ErrLabel.
 func LabelKey(name string) (k labelMapKey, err error) {
 	if name == "" || len(name) > MaxLabel || bytes.IndexByte([]byte(name), 0) >= 0 {
-		return k, fmt.Errorf("%w: %.80q: want 1 to %d bytes, none of them 0", ErrLabel, name, MaxLabel)
+		return k, fmt.Errorf("%w: %.80q: want 1 to %d bytes without a zero byte", ErrLabel, name, MaxLabel)
 	}
 	copy(k[:], name)
 	return k, nil
@@ -119,7 +119,7 @@ func (s *Labels) All() (map[string]Label, error) {
 	for at := new(ebpf.MapBatchCursor); ; {
 		n, err := s.Maps["labels"].BatchLookup(at, keys, values, nil)
 		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return nil, fmt.Errorf("reading the names of services: %w", err)
+			return nil, fmt.Errorf("read service names: %w", err)
 		}
 		for i, k := range keys[:n] {
 			out[k.String()] = values[i]
@@ -224,7 +224,7 @@ func (e *Engine) reconcileNamed() error {
 	size := int(m.MaxEntries() * m.ValueSize())
 	b, err := unix.Mmap(m.FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return fmt.Errorf("mapping %v: %w", m, err)
+		return fmt.Errorf("map %v into memory: %w", m, err)
 	}
 	defer unix.Munmap(b)
 	have := unsafe.Slice((*uint64)(unsafe.Pointer(&b[0])), m.MaxEntries())

@@ -113,7 +113,7 @@ func FinishMove(l *kernel.WriteLock) error {
 	}
 	var m EngineMove
 	if err := json.Unmarshal(text, &m); err != nil {
-		return errors.Join(fmt.Errorf("what a killed change of engine left: %w", err), l.Forget(KeptMove))
+		return errors.Join(fmt.Errorf("decode the record of a killed change of engine: %w", err), l.Forget(KeptMove))
 	}
 	err = m.finish(l)
 	if errors.Is(err, errUnread) || errors.Is(err, kernel.ErrABI) {
@@ -123,13 +123,13 @@ func FinishMove(l *kernel.WriteLock) error {
 		err = nil // the service is gone, or its engine, which apply creates again
 	}
 	if err != nil {
-		return fmt.Errorf("service %s, whose change of engine was killed: %w", m.Service, err)
+		return fmt.Errorf("complete the killed change of engine of service %s: %w", m.Service, err)
 	}
 	kernel.Step("steer:move finished")
 	return l.Forget(KeptMove)
 }
 
-var errUnread = errors.New("the service cannot be read")
+var errUnread = errors.New("the service is unreadable")
 
 func (m EngineMove) finish(l *kernel.WriteLock) error {
 	p, err := record.Read(l.Root, record.Instance(m.Scope, m.Service))

@@ -37,7 +37,7 @@ func (e *Engine) Owe(p *record.Service, rate *spec.Rate) error {
 		due++
 	}
 	if err := m.Put(ResetsDue, due); err != nil {
-		return fmt.Errorf("noting that sessions may be misplaced: %w", err)
+		return fmt.Errorf("record due resets: %w", err)
 	}
 	kernel.Step("steer:owed")
 	return nil

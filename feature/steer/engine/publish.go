@@ -69,7 +69,7 @@ func (e *Engine) checkListens(p *record.Service) error {
 }
 
 func (e *Engine) listensToo(p *record.Service, port uint16) error {
-	return fmt.Errorf("service %s: a service that cannot be read listens to port %d too (%s): give it another port, or remove that one with the weir that made it", p.Service.Name, port, strings.Join(e.Kept.Names, ", "))
+	return fmt.Errorf("service %s: an unreadable service also listens on port %d (%s): use another port, or remove that service with the weir version of its pins", p.Service.Name, port, strings.Join(e.Kept.Names, ", "))
 }
 
 // prepareRows adopts the members of slots with new rows before any packet goes there, so the change loses no packet. An

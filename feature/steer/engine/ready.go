@@ -48,7 +48,7 @@ func (e *Engine) vetted(ctx context.Context, p *record.Service, slot int, m serv
 		return err
 	}
 	if e.vet.Limit <= 0 {
-		return fmt.Errorf("%w: its check was not run yet", service.ErrNotReady)
+		return fmt.Errorf("%w: its check has not run yet", service.ErrNotReady)
 	}
 	began := time.Now()
 	defer func() { e.vet.Limit -= time.Since(began) }()
@@ -60,7 +60,7 @@ func (e *Engine) vetted(ctx context.Context, p *record.Service, slot int, m serv
 // meant rejects another process under a reused PID.
 func (v *Vetting) meant(who slots.Process) error {
 	if v.only != (slots.Process{}) && v.only != who {
-		return fmt.Errorf("%w: process %d has exited, and its number is another's", service.ErrNotRunning, who.PID)
+		return fmt.Errorf("%w: process %d has exited and its PID is reused", service.ErrNotRunning, who.PID)
 	}
 	return nil
 }
@@ -221,7 +221,7 @@ func servesElsewhere(p *record.Service, ctx context.Context, r *kernel.Root, s s
 				return nil
 			}
 		}
-		return fmt.Errorf("%w: process %d serves slot %d of %s: weir steer withdraw %s --slot %d comes first, or name it for both slots in the configuration", ErrOtherSlot, who.PID, i, s.Service, s.Service, i)
+		return fmt.Errorf("%w: process %d serves slot %d of %s: run weir steer withdraw %s --slot %d first, or name it for both slots in the configuration", ErrOtherSlot, who.PID, i, s.Service, s.Service, i)
 	}
 	return nil
 }

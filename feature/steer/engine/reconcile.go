@@ -36,7 +36,7 @@ func (e *Engine) ReconcileMaps() error {
 	}
 	for _, f := range []func() error{e.ReconcileServices, e.reconcileNamed, ports, e.dropRows} {
 		if err := f(); err != nil {
-			return fmt.Errorf("steering maps of namespace %s: %w", e.Scope, err)
+			return fmt.Errorf("reconcile maps of namespace %s: %w", e.Scope, err)
 		}
 	}
 	return nil
@@ -51,7 +51,7 @@ func (e *Engine) Mark(differ bool) error {
 		v = 1
 	}
 	if err := e.Pins.Maps["sync"].Put(uint32(0), v); err != nil {
-		return fmt.Errorf("marking namespace %s: %w", e.Scope, err)
+		return fmt.Errorf("mark namespace %s: %w", e.Scope, err)
 	}
 	return nil
 }
@@ -371,7 +371,7 @@ func (e *Engine) dropRows() error {
 	var cursor ebpf.MapBatchCursor
 	_, err := e.Pins.Maps["slots"].BatchLookup(&cursor, make([]uint32, spec.MaxRows), rows, nil)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) { // ErrKeyNotExist marks the last batch
-		return fmt.Errorf("reading slots: %w", err)
+		return fmt.Errorf("read slots: %w", err)
 	}
 	for row, s := range rows {
 		if !used[uint32(row)] && !e.Kept.Row(uint32(row)) && s != (bpf.SteerSlot{}) {

@@ -28,7 +28,7 @@ import (
 func RecoverEngine(l *kernel.WriteLock, i kernel.Instance, kind spec.Engine, lacks []string) (note string, err error) {
 	lost := slices.DeleteFunc(slices.Clone(lacks), func(pin string) bool { return !strings.HasPrefix(pin, "map_") })
 	if kind == spec.EngineReuseport && len(lost) > 0 {
-		return "made anew", DropReuse(l, i)
+		return "created again", DropReuse(l, i)
 	}
 	ns, err := l.OpenNetns(i)
 	if err != nil {
@@ -45,10 +45,10 @@ func RecoverEngine(l *kernel.WriteLock, i kernel.Instance, kind spec.Engine, lac
 	}
 	bindings := slices.ContainsFunc(lost, func(pin string) bool { return strings.HasPrefix(pin, "map_bound_") })
 	if err := reattachEngine(l, i, kind, ns, rest, bindings); err != nil {
-		return "", fmt.Errorf("recovering %s: %w", i, err)
+		return "", fmt.Errorf("recover %s: %w", i, err)
 	}
 	if bindings {
-		note = "what was bound by hand is gone: weir bind add, or weir bind replace"
+		note = "bindings are lost: run weir bind add or weir bind replace"
 	}
 	return note, nil
 }
@@ -70,7 +70,7 @@ func DropReuse(l *kernel.WriteLock, i kernel.Instance) error {
 		}
 		for k := range m.MaxEntries() {
 			if err := m.Delete(k); err != nil && !Gone(err) {
-				return fmt.Errorf("emptying map_%s: %w", name, err)
+				return fmt.Errorf("empty map_%s: %w", name, err)
 			}
 		}
 	}

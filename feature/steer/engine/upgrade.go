@@ -54,7 +54,7 @@ func RebuildEngine(l *kernel.WriteLock, scope string, kind spec.Engine, room int
 	defer c.Close()
 	if old.Maps["exits"] != nil && c.Programs[bpf.SteerProgSteerExit] == nil {
 		// Without it, the slots of members would stay admitted if their children keep the sockets open.
-		return fmt.Errorf("%s uses what is missing here: %w", old.Instance, probe.ExitTracepoint.Check())
+		return fmt.Errorf("%s needs a missing facility: %w", old.Instance, probe.ExitTracepoint.Check())
 	}
 	e.Pins = &kernel.Opened{Instance: old.Instance, Meta: old.Meta, Maps: pinnedMaps(c)}
 	own, err := e.carryOwn(old)
@@ -133,7 +133,7 @@ func (e *Engine) keepsMaps(share map[string]*ebpf.Map) error {
 	for name := range e.Pins.Maps {
 		own := slices.ContainsFunc(ownMaps(e.Kind, FewestBindings), func(s *ebpf.MapSpec) bool { return s.Name == mapName(name) })
 		if share[mapName(name)] == nil && !own && !slices.Contains(boundMaps, name) {
-			return fmt.Errorf("namespace %s: map %s would be made anew, without what services have in it that cannot be read (%s)", e.Scope, name, strings.Join(e.Kept.Names, ", "))
+			return fmt.Errorf("namespace %s: a new map %s would lose the entries of unreadable services (%s)", e.Scope, name, strings.Join(e.Kept.Names, ", "))
 		}
 	}
 	return nil
@@ -151,7 +151,7 @@ func (e *Engine) carryOwn(old *kernel.Opened) (made []*ebpf.Map, err error) {
 		}
 		m, err := ebpf.NewMap(spec)
 		if err != nil {
-			return made, fmt.Errorf("making the map %s: %w", spec.Name, err)
+			return made, fmt.Errorf("create map %s: %w", spec.Name, err)
 		}
 		made = append(made, m)
 		e.Pins.Maps[name] = m

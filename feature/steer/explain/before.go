@@ -38,9 +38,9 @@ func (x *explainer) before(s *state.Service, endpoint, slot int) (done bool, err
 		return false, nil // the socket is closed
 	}
 	if known {
-		x.say("generation", "a peer that the generation before knows, process %d, which drains", d.Who.PID)
+		x.say("generation", "a known peer of the previous generation, process %d, which drains", d.Who.PID)
 	} else {
-		x.say("generation", "slot %d is not complete (%s), and the generation before, process %d, still drains", slot, st.Reason, d.Who.PID)
+		x.say("generation", "slot %d is not complete (%s), and the previous generation, process %d, still drains", slot, st.Reason, d.Who.PID)
 	}
 	return true, x.given(s, endpoint, slot, cookie)
 }

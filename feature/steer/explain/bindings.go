@@ -28,7 +28,7 @@ func (x *explainer) bound(r *kernel.Root, st state.State, s *state.Service) (to 
 	defer v.Close()
 	b, ok := v.Bound.Lookup(x.p.To.Addr().Unmap(), x.p.Number(), x.p.To.Port())
 	if !ok {
-		x.say("bindings", "none is for %s to %s", x.p.Proto, x.p.To)
+		x.say("bindings", "none matches %s to %s", x.p.Proto, x.p.To)
 		return nil, 0, false, nil
 	}
 	name, err := v.Labels.Name(b.Value - 1)
@@ -40,7 +40,7 @@ func (x *explainer) bound(r *kernel.Root, st state.State, s *state.Service) (to 
 		port = fmt.Sprintf("port %d", b.Port)
 	}
 	if s != nil && state.BestEndpoint(s.Endpoints, x.p.Number(), x.p.To) >= b.Prefix.Bits() {
-		x.say("bindings", "%s %s is bound to %s for %s, but service %s listens to a prefix that is not shorter", x.p.Proto, b.Prefix, name, port, s.Name)
+		x.say("bindings", "%s %s is bound to %s for %s, but service %s listens on a prefix of at least this length", x.p.Proto, b.Prefix, name, port, s.Name)
 		return nil, 0, false, nil
 	}
 	x.say("bindings", "%s %s is bound to %s for %s, the longest prefix for the packet", x.p.Proto, b.Prefix, name, port)
@@ -57,7 +57,7 @@ func (x *explainer) bound(r *kernel.Root, st state.State, s *state.Service) (to 
 		x.warn("bypass", "service %s is bypassed: weir bypass --off %s steers it again", name, name)
 		return nil, 0, false, nil
 	case engine.NoEndpoint:
-		x.result("rejected: service %s does not listen to %s", name, bindings.KindName(kind))
+		x.result("rejected: service %s has no listen for %s", name, bindings.KindName(kind))
 		return nil, 0, true, nil
 	}
 	for i := range st.Services {
@@ -73,8 +73,8 @@ func (x *explainer) bound(r *kernel.Root, st state.State, s *state.Service) (to 
 func (x *explainer) registered(given *ebpf.Map, name string, id, kind uint32) error {
 	var cookie uint64
 	if given.Lookup(id*engine.KindsIPv4+kind, &cookie) != nil || cookie == 0 {
-		x.say("sockets", "none is registered for %s of %s, or it is closed", bindings.KindName(kind), name)
-		x.result("rejected, until a socket is registered: weir steer register %s", name)
+		x.say("sockets", "no open socket is registered for %s of %s", bindings.KindName(kind), name)
+		x.result("rejected until a socket is registered: weir steer register %s", name)
 		return nil
 	}
 	states := uint32(1 << sockdiag.Close)
@@ -91,9 +91,9 @@ func (x *explainer) registered(given *ebpf.Map, name string, id, kind uint32) er
 	}
 	for _, s := range socks {
 		if s.Cookie == cookie {
-			x.say("sockets", "the one at %s is registered for %s of %s", s.Local, bindings.KindName(kind), name)
+			x.say("sockets", "the socket at %s is registered for %s of %s", s.Local, bindings.KindName(kind), name)
 			if n := state.Sharing(socks, s); n > 1 {
-				x.say("sockets", "%d sockets share that port: the kernel, or a program of theirs, chooses among them", n)
+				x.say("sockets", "%d sockets share this port: the kernel or their own program chooses among them", n)
 			}
 			x.gives(s, nil)
 			return nil

@@ -71,7 +71,7 @@ func Explain(ctx context.Context, r *kernel.Root, p Packet) (*Explanation, error
 		s.ExplainEmpty(ctx, time.Now().Add(state.ReasonBudget))
 	}
 	if s != nil && s.Record.Service.Copy != "" && p.Proto == "udp" {
-		x.say("copy", "service %s gets it too: the device's filter copies it before a socket is looked for", s.Record.Service.Copy)
+		x.say("copy", "service %s gets it too: the device's filter copies it before the socket lookup", s.Record.Service.Copy)
 	}
 	if s != nil && s.Engine == spec.EngineReuseport {
 		done, err = x.reuseport(s)
@@ -108,7 +108,7 @@ func ExplainEvery(_ context.Context, _ *kernel.Root, p Packet) (*Explanation, er
 		}
 		n, _ := x.processes(s.Inode)
 		if len(n) == 0 {
-			n = []string{"a socket that no process has open"}
+			n = []string{"a socket without a process"}
 		}
 		names = append(names, n[0])
 	}
@@ -143,9 +143,9 @@ func (x *explainer) connected() (done bool, err error) {
 			continue
 		}
 		if same(s.Remote, x.p.From) && same(s.Local, x.p.To) {
-			what := "a TCP session with exactly these addresses is established: it gets the packet, and nothing else is asked"
+			what := "an established TCP session has exactly these addresses: it gets the packet, without a lookup"
 			if x.p.Proto == "udp" {
-				what = "a UDP socket is connected with exactly these addresses: the kernel prefers it, and nothing else is asked"
+				what = "a connected UDP socket has exactly these addresses: the kernel prefers it, without a lookup"
 			}
 			x.say("connected sockets", "%s", what)
 			x.gives(s, nil)
@@ -153,7 +153,7 @@ func (x *explainer) connected() (done bool, err error) {
 		}
 		// A UDP socket connected to the source and bound to the wildcard address.
 		if x.p.Proto == "udp" && same(s.Remote, x.p.From) && s.Local.Port() == x.p.To.Port() && s.Local.Addr().Unmap().IsUnspecified() {
-			x.say("connected sockets", "a UDP socket is connected to the source: the kernel prefers it, and nothing else is asked")
+			x.say("connected sockets", "a UDP socket is connected to the source: the kernel prefers it, without a lookup")
 			x.gives(s, nil)
 			return true, nil
 		}
@@ -194,7 +194,7 @@ func (x *explainer) service(st state.State) *state.Service {
 		}
 	}
 	if bypassed != nil {
-		x.warn("bypass", "service %s would have it, but is bypassed: weir bypass --off %s steers it again", bypassed.Name, bypassed.Name)
+		x.warn("bypass", "service %s would get it, but is bypassed: weir bypass --off %s steers it again", bypassed.Name, bypassed.Name)
 	}
 	return best
 }
@@ -233,7 +233,7 @@ func (x *explainer) lookup(r *kernel.Root, st state.State, s *state.Service) (do
 		x.say("sk_lookup", "weir's program is attached")
 	}
 	if len(foreign) > 0 {
-		x.warn("sk_lookup", "programs that are not weir's run there too, and the last one that chooses a socket decides: %s", strings.Join(foreign, ", "))
+		x.warn("sk_lookup", "foreign programs run there too, and the last program to choose a socket decides: %s", strings.Join(foreign, ", "))
 	}
 	if ours {
 		to, endpoint, done, err := x.bound(r, st, s)
@@ -246,7 +246,7 @@ func (x *explainer) lookup(r *kernel.Root, st state.State, s *state.Service) (do
 	}
 	if s == nil {
 		if ours {
-			x.say("service", "no service takes %s to %s", x.p.Proto, x.p.To)
+			x.say("service", "none listens on %s %s", x.p.Proto, x.p.To)
 		}
 		return false, nil
 	}
@@ -272,7 +272,7 @@ func (x *explainer) processes(inode uint32) (names []string, first int) {
 // gives ends an explanation with the receiving socket.
 func (x *explainer) gives(s sockdiag.Socket, slot *int) {
 	names, pid := x.processes(s.Inode)
-	who := "a socket that no process has open"
+	who := "a socket without a process"
 	if len(names) > 0 {
 		who = strings.Join(names, ", ")
 	}

@@ -34,21 +34,21 @@ func (x *explainer) steered(s *state.Service, e int) (done bool, err error) {
 func (x *explainer) policy(s *state.Service) (slot int, hash uint32, known bool) {
 	switch s.By {
 	case spec.ByPacket:
-		x.say("policy", "by packet: each CPU deals its packets out in turn, so no one can tell")
+		x.say("policy", "by packet: each CPU distributes its packets in turn, so the slot is not predictable")
 		x.result("one of %d slots, in turn", len(s.Slots))
 		return 0, 0, false
 	case spec.ByCPU:
-		x.say("policy", "by cpu: slot = number of the receiving CPU modulo %d, so no one can tell", len(s.Slots))
-		x.result("the slot of the CPU that it arrives at")
+		x.say("policy", "by cpu: slot = number of the receiving CPU modulo %d, so the slot is not predictable", len(s.Slots))
+		x.result("the slot of the receiving CPU")
 		return 0, 0, false
 	case spec.ByFlow, spec.ByQUIC:
 		hash = state.HashFlow(s.Seed, x.p.Number(), x.p.From, x.p.To)
 		b := int(hash & (spec.Buckets - 1))
 		slot = int(s.Table[b])
 		if s.By == spec.ByQUIC && x.p.Proto == "udp" {
-			x.say("policy", "by quic: a connection id that names a slot goes there; any other packet, Initials among them, by its flow")
+			x.say("policy", "by quic: the slot in the connection id; without one, as in Initials, by the flow")
 		}
-		x.say("policy", "by flow: addresses, ports and protocol hash to bucket %d, which is slot %d's%s", b, slot, x.byHand(s, b))
+		x.say("policy", "by flow: addresses, ports and protocol hash to bucket %d of slot %d%s", b, slot, x.byHand(s, b))
 		return slot, hash, true
 	}
 	m, err := s.Mapping(state.WhatIf{})
@@ -62,22 +62,22 @@ func (x *explainer) policy(s *state.Service) (slot int, hash uint32, known bool)
 	what := fmt.Sprintf("the source %s", a)
 	if s.By == spec.ByDevice {
 		if p.Device != "" {
-			what = fmt.Sprintf("%s is the device %s, for which %s stands; that", a, p.Device, stands)
+			what = fmt.Sprintf("%s belongs to device %s; its address %s", a, p.Device, stands)
 		} else {
-			x.warn("device", "%s is in no line of %s: it is a device of its own", a, s.DevicesFile)
+			x.warn("device", "%s is not in %s: it counts as a separate device", a, s.DevicesFile)
 		}
 	}
 	tabled := int(m.Table[p.Bucket])
-	x.say("policy", "by %s: %s hashes to bucket %d, which is slot %d's%s", s.By, what, p.Bucket, tabled, x.byHand(s, p.Bucket))
+	x.say("policy", "by %s: %s hashes to bucket %d of slot %d%s", s.By, what, p.Bucket, tabled, x.byHand(s, p.Bucket))
 	if p.Moved {
-		x.say("moved", "weir steer move has put this device into slot %d", p.Slot)
+		x.say("moved", "weir steer move moved this device to slot %d", p.Slot)
 	}
 	return p.Slot, spec.Hash(s.Seed, stands), true
 }
 
 func (x *explainer) byHand(s *state.Service, bucket int) string {
 	if _, ok := s.Placed[bucket]; ok {
-		return " (weir steer move put it there)"
+		return " (moved by weir steer move)"
 	}
 	return ""
 }
@@ -100,14 +100,14 @@ func (x *explainer) slot(s *state.Service, endpoint, slot int, hash uint32) (don
 			whole[i] = s.Slots[i].Admitted()
 		}
 		if at, ok := state.Divert(whole, slot, hash); ok {
-			x.say("on_empty", "next: slot %d takes it meanwhile", at)
+			x.say("on_empty", "next: slot %d gets it meanwhile", at)
 			return true, x.socket(s, endpoint, at)
 		}
 		x.say("on_empty", "next: no other slot has a member, so it is rejected")
 	case spec.Drop:
 		if s.Problem != state.ProblemSocketHolder {
 			x.say("on_empty", "drop")
-			x.result("dropped in silence")
+			x.result("dropped silently")
 			return true, nil
 		}
 		x.warn("on_empty", "drop, but %s", s.Problem)
@@ -137,7 +137,7 @@ func (x *explainer) passes(s *state.Service) (done bool) {
 			others = append(others, strconv.Itoa(slot.Slot))
 		}
 	}
-	x.say("on_empty", "pass: the kernel's hash of the flow chooses among the slots that have a member")
+	x.say("on_empty", "pass: the kernel's hash of the flow chooses among the slots with a member")
 	if len(others) == 0 {
 		x.result("rejected: no slot has a member")
 	} else {
@@ -152,7 +152,7 @@ func MemberText(of *state.Service, s slots.State) string {
 		s.Occupant = of.Occupant(s)
 	}
 	if s.Member == "" {
-		return fmt.Sprintf("process %d was admitted by hand", s.PID)
+		return fmt.Sprintf("process %d, admitted by an operator", s.PID)
 	}
 	if s.Occupant != "" {
 		return fmt.Sprintf("%s, admitted in place of %s", s.Occupant, s.Member)
@@ -178,8 +178,8 @@ func (x *explainer) given(s *state.Service, endpoint, slot int, cookie uint64) e
 			return nil
 		}
 	}
-	x.warn("socket", "%s of slot %d cannot be given packets: it was connected or closed since", s.Endpoints[endpoint], slot)
-	x.result("rejected: the slot's socket takes none")
+	x.warn("socket", "%s of slot %d cannot receive: it was connected or closed since", s.Endpoints[endpoint], slot)
+	x.result("rejected: the slot's socket cannot receive")
 	return nil
 }
 
@@ -207,17 +207,17 @@ func (x *explainer) kernels() error {
 	}
 	switch len(best) {
 	case 0:
-		x.say("kernel", "no socket listens at %s %s", x.p.Proto, x.p.To)
+		x.say("kernel", "no socket listens on %s %s", x.p.Proto, x.p.To)
 		if x.p.Proto == "tcp" {
-			x.result("rejected: TCP reset, for nobody listens")
+			x.result("rejected: TCP reset, no listener")
 		} else {
-			x.result("rejected: ICMP port unreachable, for nobody listens")
+			x.result("rejected: ICMP port unreachable, no listener")
 		}
 	case 1:
 		x.say("kernel", "the most specific socket gets it%s", others)
 		x.gives(best[0], nil)
 	default:
-		x.say("kernel", "%d sockets fit equally well, a reuseport group; a hash of the flow chooses among them%s", len(best), others)
+		x.say("kernel", "%d sockets match equally, as a reuseport group: a hash of the flow chooses among them%s", len(best), others)
 		var names []string
 		for _, s := range best {
 			n, _ := x.processes(s.Inode)
@@ -257,7 +257,7 @@ func (x *explainer) fitting() (best []sockdiag.Socket, remark string, err error)
 		}
 	}
 	if less > 0 {
-		remark = fmt.Sprintf("; %d less specific ones get nothing of it", less)
+		remark = fmt.Sprintf("; %d less specific sockets do not", less)
 	}
 	return best, remark, nil
 }
@@ -305,7 +305,7 @@ func (x *explainer) reuseport(s *state.Service) (done bool, err error) {
 	inGroup := slices.ContainsFunc(best, func(sk sockdiag.Socket) bool { return ours[sk.Cookie] }) || x.sharesGroup(s, endpoint, best)
 	switch {
 	case len(best) == 0:
-		x.warn("reuseport group", "nobody is bound at %s %s: there is no group, and no program runs", x.p.Proto, x.p.To)
+		x.warn("reuseport group", "no socket is bound to %s %s: there is no group, and no program runs", x.p.Proto, x.p.To)
 		return false, nil
 	case !inGroup:
 		var who []string
@@ -313,10 +313,10 @@ func (x *explainer) reuseport(s *state.Service) (done bool, err error) {
 			names, _ := x.processes(sk.Inode)
 			who = append(who, fmt.Sprintf("%s of %s", sk.Local, strings.Join(names, ", ")))
 		}
-		x.warn("reuseport group", "a more specific socket takes the traffic away from service %s: %s", s.Name, strings.Join(who, "; "))
+		x.warn("reuseport group", "a more specific socket gets the traffic instead of service %s: %s", s.Name, strings.Join(who, "; "))
 		return false, nil
 	}
-	x.say("reuseport group", "the sockets bound at %s are a group, within which weir's program chooses", best[0].Local)
+	x.say("reuseport group", "the sockets bound to %s are a group, and weir's program chooses among them", best[0].Local)
 	return x.steered(s, x.findEndpoint(s))
 }
 

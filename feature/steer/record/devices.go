@@ -24,7 +24,7 @@ func ReadDevices(r *kernel.Root, p *Service, scope string) (*spec.DeviceList, er
 	for i := range o.Maps["names"].MaxEntries() {
 		chunk, err := o.Maps["names"].LookupBytes(i)
 		if err != nil {
-			return nil, fmt.Errorf("reading the devices of service %s: %w", p.Service.Name, err)
+			return nil, fmt.Errorf("read the devices of service %s: %w", p.Service.Name, err)
 		}
 		text.Write(chunk)
 	}

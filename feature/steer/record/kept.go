@@ -123,7 +123,7 @@ func (k *Kept) check(unknown bool, what string) error {
 	if !unknown {
 		return nil
 	}
-	return fmt.Errorf("cannot allocate %s beside services that cannot be read (weir status says why; weir remove steer removes all services): %s", what, strings.Join(k.Names, ", "))
+	return fmt.Errorf("cannot allocate %s beside unreadable services (weir status shows the reason; weir remove steer removes all services): %s", what, strings.Join(k.Names, ", "))
 }
 
 // ContainsMap reports whether the map of maps outer contains inner at an index.

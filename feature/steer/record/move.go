@@ -37,7 +37,7 @@ func (m Moving) Apply(p *Service) error {
 		return m.applyBucket(p)
 	}
 	if !p.Service.By.KeepsDevices() {
-		return fmt.Errorf("%w: by: %s keeps no device in one place: move a bucket", ErrNoMove, p.Service.By)
+		return fmt.Errorf("%w: by: %s does not keep devices in one slot: move a bucket", ErrNoMove, p.Service.By)
 	}
 	a, err := p.device(m.Device)
 	if err != nil {
@@ -55,7 +55,7 @@ func (m Moving) Apply(p *Service) error {
 	}
 	p.Moved[a] = m.To
 	if len(p.Moved) > maxMoved {
-		return fmt.Errorf("%w: %d devices are moved by hand already, the most there can be: use weights", ErrNoMove, maxMoved)
+		return fmt.Errorf("%w: %d devices are moved already, the maximum: use weights", ErrNoMove, maxMoved)
 	}
 	return nil
 }

@@ -211,7 +211,7 @@ func (p *Service) device(text string) (netip.Addr, error) {
 		return d.Stands(), nil
 	}
 	if p.List == nil {
-		return netip.Addr{}, fmt.Errorf("%w: %q is no IP address, and %s has no names of devices", ErrNoMove, text, p.Service.Name)
+		return netip.Addr{}, fmt.Errorf("%w: %q is not an IP address, and %s has no devices file", ErrNoMove, text, p.Service.Name)
 	}
 	return netip.Addr{}, fmt.Errorf("%w: %q is neither an IP address nor a device in %s", ErrNoMove, text, p.Service.Devices)
 }
@@ -222,10 +222,10 @@ func (p *Service) Drain(slot int) error {
 		return fmt.Errorf("%w: %s has slots 0 to %d", ErrNoSlot, p.Service.Name, p.Service.Slots-1)
 	}
 	if p.Service.By == spec.ByCPU {
-		return fmt.Errorf("%w: by: cpu has no buckets: the slot is the number of the CPU", ErrNoMove)
+		return fmt.Errorf("%w: by: cpu has no buckets: the slot depends on the CPU", ErrNoMove)
 	}
 	if p.IsDrained(slot) {
-		return fmt.Errorf("%w: slot %d is drained already", ErrNoMove, slot)
+		return fmt.Errorf("%w: slot %d is already drained", ErrNoMove, slot)
 	}
 	if len(p.Drained) == 0 {
 		var home bytes.Buffer
@@ -237,7 +237,7 @@ func (p *Service) Drain(slot int) error {
 	p.Drained = append(p.Drained, slot)
 	slices.Sort(p.Drained)
 	if _, total := p.weights(); total == 0 {
-		return fmt.Errorf("%w: no other slot of %s has any weight: nobody would be left", ErrNoMove, p.Service.Name)
+		return fmt.Errorf("%w: no other slot of %s has weight", ErrNoMove, p.Service.Name)
 	}
 	p.Rebalance()
 	return nil

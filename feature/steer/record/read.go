@@ -88,7 +88,7 @@ func readPinned(r *kernel.Root, i kernel.Instance) (*Service, error) {
 	}
 	var value bpf.SteerService
 	if err := o.Maps["service"].Lookup(uint32(0), &value); err != nil {
-		return nil, fmt.Errorf("the table of service %s: %w", i.Name, err)
+		return nil, fmt.Errorf("read the table of service %s: %w", i.Name, err)
 	}
 	p.Table = slices.Clone(value.Bucket[:])
 	return p, nil

@@ -96,11 +96,11 @@ func NewMap(p *Service) (*ebpf.Map, error) {
 	inner.Name = "steer_service"
 	m, err := ebpf.NewMap(inner)
 	if err != nil {
-		return nil, fmt.Errorf("making the map of a service: %w", err)
+		return nil, fmt.Errorf("create map of a service: %w", err)
 	}
 	if err := m.Put(uint32(0), p.value()); err != nil {
 		m.Close()
-		return nil, fmt.Errorf("writing service %s: %w", p.Service.Name, err)
+		return nil, fmt.Errorf("write service %s: %w", p.Service.Name, err)
 	}
 	return m, nil
 }

@@ -69,7 +69,7 @@ type Reset struct {
 type Hand func(ctx context.Context, s *state.Service, misplaced []state.Session) (stay, handed []state.Session)
 
 // ErrCannotReset means that this kernel cannot close sessions of other processes.
-var ErrCannotReset = fmt.Errorf("%w: sessions cannot be reset from outside: the kernel lacks CONFIG_INET_DIAG_DESTROY", kernel.ErrUnsupported)
+var ErrCannotReset = fmt.Errorf("%w: sessions of other processes cannot be reset: the kernel lacks CONFIG_INET_DIAG_DESTROY", kernel.ErrUnsupported)
 
 // ResetDue resets the sessions misplaced by changes, in every service of this host, and calls each for every session. A
 // nil rate means the services' own rates. Services with rate 0 are skipped. It waits for other processes with the same
@@ -95,7 +95,7 @@ func ResetDue(ctx context.Context, r *kernel.Root, rate *spec.Rate, hand Hand, e
 }
 
 // ErrBusy means that another process resets sessions.
-var ErrBusy = errors.New("somebody else resets sessions")
+var ErrBusy = errors.New("another process resets sessions")
 
 // ResetEngine resets the due sessions of one engine. Without wait it returns ErrBusy if another process does so.
 func ResetEngine(ctx context.Context, r *kernel.Root, i kernel.Instance, rate *spec.Rate, hand Hand, wait bool, each func(Reset)) error {
@@ -203,7 +203,7 @@ func resetService(ctx context.Context, r *kernel.Root, s *state.Service, rate sp
 		if errors.Is(err, kernel.ErrNotExist) {
 			return nil // the service was removed
 		} else if err != nil {
-			return fmt.Errorf("misplaced sessions of service %s: %w", name, err)
+			return fmt.Errorf("find misplaced sessions of service %s: %w", name, err)
 		}
 		found = t.handOver(ctx, found)
 		switch {

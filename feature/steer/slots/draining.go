@@ -50,7 +50,7 @@ func ReadPredecessor(pins *kernel.Opened, p *record.Service, slot int) (d Predec
 	}
 	d.Row = p.Spare[slot]
 	if err := pins.Maps["gens"].Lookup(d.Row, &d.SteerGeneration); err != nil {
-		return d, fmt.Errorf("reading generations: %w", err)
+		return d, fmt.Errorf("read generations: %w", err)
 	}
 	if d.Heir != p.Row(slot)+1 {
 		return d, nil
@@ -75,7 +75,7 @@ func CountPeers(m *ebpf.Map, idle uint64) (map[uint32]int, error) {
 		if errors.Is(err, ebpf.ErrKeyNotExist) {
 			return out, nil // ErrKeyNotExist marks the last batch
 		} else if err != nil {
-			return nil, fmt.Errorf("reading peers: %w", err)
+			return nil, fmt.Errorf("read peers: %w", err)
 		}
 	}
 }

@@ -216,7 +216,7 @@ func evaluate(s bpf.SteerSlot, member *service.Member, missing []string) (state,
 	case Exited:
 		return "empty", who + " exited"
 	case Withdrawn:
-		return "empty", "withdrawn by weir steer withdraw; weir steer admit gives it its member again"
+		return "empty", "withdrawn by weir steer withdraw; weir steer admit admits its member again"
 	case Changing:
 		return "empty", "its member is being replaced"
 	}
@@ -224,9 +224,9 @@ func evaluate(s bpf.SteerSlot, member *service.Member, missing []string) (state,
 		return "empty", "no member is configured"
 	}
 	if member.Ready != nil {
-		return "empty", fmt.Sprintf("%s was never seen with all its sockets and ready", member)
+		return "empty", fmt.Sprintf("%s was never ready with all its sockets", member)
 	}
-	return "empty", fmt.Sprintf("%s was never seen with all its sockets", member)
+	return "empty", fmt.Sprintf("%s never had all its sockets", member)
 }
 
 // NarrowedSince returns the reason if a socket no longer receives all traffic of its slot, or "".
@@ -234,9 +234,9 @@ func NarrowedSince(pid int, ep service.Endpoint, cookie uint64, sk sockdiag.Sock
 	switch {
 	case cookie == 0:
 	case !listed && ep.Proto == unix.IPPROTO_UDP:
-		return fmt.Sprintf("process %d has connected its socket for %s since it was admitted: it takes datagrams of its peer alone, and all others are lost: leave it unconnected", pid, ep)
+		return fmt.Sprintf("process %d has connected its socket for %s since its admission: it receives from its peer only, and other datagrams are lost: leave it unconnected", pid, ep)
 	case listed && sk.Interface != 0:
-		return fmt.Sprintf("process %d has bound its socket for %s to an interface since it was admitted, and gets what arrives elsewhere as well: bind it to none", pid, ep)
+		return fmt.Sprintf("process %d has bound its socket for %s to an interface since its admission, but gets packets of all interfaces: remove the binding", pid, ep)
 	}
 	return ""
 }

@@ -152,7 +152,7 @@ func followGroups(pins *kernel.Opened, held map[engine.GroupKey]groupSocket, wan
 		if errors.Is(err, unix.EADDRINUSE) || errors.Is(err, unix.EADDRNOTAVAIL) {
 			continue
 		} else if err != nil {
-			return fmt.Errorf("holding %s: %w", k, err)
+			return fmt.Errorf("open the socket of group %s: %w", k, err)
 		}
 		held[k] = groupSocket{fd, v.SocketHolder}
 	}

@@ -45,10 +45,10 @@ func fillSinks(pins *kernel.Opened) error {
 		if domain == unix.AF_INET6 && errors.Is(err, unix.EAFNOSUPPORT) {
 			continue
 		} else if err != nil {
-			return fmt.Errorf("making a socket that swallows: %w", err)
+			return fmt.Errorf("open sink: %w", err)
 		}
 		if err := pins.Maps["sinks"].Put(i, uint64(fd)); err != nil {
-			return fmt.Errorf("making a socket that swallows: %w", err)
+			return fmt.Errorf("open sink: %w", err)
 		}
 	}
 	return nil

@@ -27,12 +27,12 @@ func EngineNeeds(kind Engine) []kernel.Need {
 func (s Service) CheckReuseport() error {
 	for _, l := range s.Listen {
 		if l.Prefix.IsValid() && l.Prefix.Bits() != 0 && !l.Prefix.IsSingleIP() {
-			return fmt.Errorf("listen %q is a prefix; its program chooses among sockets that are bound to the same address: list addresses, or use sk_lookup", l)
+			return fmt.Errorf("listen %q is a prefix, but its program chooses among sockets bound to one address: list addresses, or use sk_lookup", l)
 		}
 	}
 	for _, m := range s.Members {
 		if len(m.Bound) > 0 {
-			return fmt.Errorf("slot %d is bound elsewhere than at the listen; its program chooses among sockets that share the service's port: use sk_lookup", m.Slot)
+			return fmt.Errorf("slot %d is not bound to the listen, but its program chooses among sockets on the service's port: use sk_lookup", m.Slot)
 		}
 	}
 	return nil

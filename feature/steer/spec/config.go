@@ -162,7 +162,7 @@ func (c *Config) Validate() []error {
 			fail("slots %d: want a number from 1 to %d", s.Slots, MaxSlots)
 		}
 		if n := len(s.Endpoints()); n > MaxEndpoints {
-			fail("its listens need %d sockets a slot (one for each family); the most is %d: name families (udp4, tcp6) or split the service", n, MaxEndpoints)
+			fail("its listens need %d sockets per slot (one per family), the maximum is %d: name families (udp4, tcp6) or split the service", n, MaxEndpoints)
 		}
 		if err := s.CheckReuseport(); s.Engine == EngineReuseport && err != nil {
 			fail("engine sk_reuseport: %v", err)
@@ -202,7 +202,7 @@ func Overlaps(others []Service, s Service) []error {
 			for _, f := range o.Endpoints() {
 				if e.Overlaps(f) && !told[e.Listen] {
 					told[e.Listen] = true
-					errs = append(errs, s.Spec.Pos.Errorf("services.%s: %q belongs to service %s already: give one of them another address or port", s.Name, s.Listen[e.Listen], o.Name))
+					errs = append(errs, s.Spec.Pos.Errorf("services.%s: %q already belongs to service %s: change the address or port of one of them", s.Name, s.Listen[e.Listen], o.Name))
 				}
 			}
 		}

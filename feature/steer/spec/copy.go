@@ -22,12 +22,12 @@ func checkCopy(s Service, all []Service) string {
 	seen := map[string]bool{s.Name: true}
 	for at := s; at.Copy != ""; {
 		if seen[at.Copy] {
-			return fmt.Sprintf("copy: %s comes back to %s: copies must not go round in a circle", s.Copy, s.Name)
+			return fmt.Sprintf("copy: %s leads back to %s: copies must not form a loop", s.Copy, s.Name)
 		}
 		seen[at.Copy] = true
 		i := slices.IndexFunc(all, func(o Service) bool { return o.Name == at.Copy })
 		if i < 0 && at.Name == s.Name {
-			return fmt.Sprintf("copy: there is no service %q in this file: name one whose members are to get the datagrams too", s.Copy)
+			return fmt.Sprintf("copy: service %q does not exist in this file: name an existing service", s.Copy)
 		} else if i < 0 {
 			break
 		}
@@ -35,7 +35,7 @@ func checkCopy(s Service, all []Service) string {
 	}
 	to := all[slices.IndexFunc(all, func(o Service) bool { return o.Name == s.Copy })]
 	if to.Netns != s.Netns {
-		return fmt.Sprintf("copy: %s is in another network namespace: a copy cannot leave its own", s.Copy)
+		return fmt.Sprintf("copy: %s is in another network namespace: copies stay in their namespace", s.Copy)
 	}
 	if _, err := CopyTargets(s.Endpoints(), to.Endpoints()); err != nil {
 		return fmt.Sprintf("copy: %s: %v", s.Copy, err)
@@ -54,9 +54,9 @@ func CopyTargets(from, to []service.Endpoint) (map[bpf.CopyCopyKey]bpf.CopyCopyT
 			n := min(i, len(targets)-1)
 			switch {
 			case n < 0:
-				return nil, fmt.Errorf("it listens to nothing that the datagrams to %s could go to: give it a udp listen of that family", e)
+				return nil, fmt.Errorf("it has no listen for datagrams to %s: add a udp listen of this family", e)
 			case n < i && len(targets) > 1:
-				return nil, fmt.Errorf("it has %d udp listens of a family, and %d are to be copied: give it as many, or one", len(targets), len(sources))
+				return nil, fmt.Errorf("it has %d udp listens of a family for %d copied ones: use the same number, or one", len(targets), len(sources))
 			}
 			t := targets[n]
 			key, value := CopyKey(e), bpf.CopyCopyTo{Port: NetworkOrder(t.Port)}
@@ -66,13 +66,13 @@ func CopyTargets(from, to []service.Endpoint) (map[bpf.CopyCopyKey]bpf.CopyCopyT
 				value.Readdressed = 1
 				copy(value.Addr[:], t.Prefix.Addr().AsSlice())
 			default:
-				return nil, fmt.Errorf("it listens to a prefix, %s, so a copy would have no address: give it a wildcard or one address", t.Prefix)
+				return nil, fmt.Errorf("its listen %s is a prefix, so a copy has no address: use a wildcard or one address", t.Prefix)
 			}
 			out[key] = value
 		}
 	}
 	if len(out) == 0 {
-		return nil, errors.New("only datagrams are copied, and the service listens to no UDP")
+		return nil, errors.New("only datagrams are copied, but the service has no UDP listen")
 	}
 	return out, nil
 }
@@ -99,7 +99,7 @@ var linkHeaders = map[string]uint32{"ether": 14, "loopback": 14, "none": 0, "voi
 func CopyDevices() (map[uint32]uint32, error) {
 	links, err := netlink.LinkList()
 	if err != nil {
-		return nil, fmt.Errorf("listing devices: %w", err)
+		return nil, fmt.Errorf("list devices: %w", err)
 	}
 	types := map[int]string{}
 	for _, l := range links {

@@ -25,7 +25,7 @@ const (
 )
 
 // errDevices is wrapped by every error about the content of a devices file.
-var errDevices = errors.New("no such devices")
+var errDevices = errors.New("invalid devices file")
 
 // DeviceList maps addresses to devices.
 type DeviceList struct {
@@ -61,7 +61,7 @@ func LoadDevices(path string) (*DeviceList, error) {
 	}
 	l, err := ParseDevices(path, f.Data)
 	if err != nil && !f.Public() {
-		return nil, fmt.Errorf("%w: %s has errors, which are not shown as not everybody may read the file: chmod o+r %s", errDevices, path, path)
+		return nil, fmt.Errorf("%w: %s has errors, hidden because the file is not world-readable: chmod o+r %s", errDevices, path, path)
 	}
 	return l, err
 }
@@ -88,7 +88,7 @@ func ParseDevices(file string, text []byte) (*DeviceList, error) {
 		}
 	}
 	if len(l.by) > maxAliases {
-		errs = append(errs, fmt.Errorf("%w: %s: %d prefixes, the most is %d", errDevices, file, len(l.by), maxAliases))
+		errs = append(errs, fmt.Errorf("%w: %s: %d prefixes, the maximum is %d", errDevices, file, len(l.by), maxAliases))
 	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
@@ -108,14 +108,14 @@ func (l *DeviceList) add(d NamedDevice, prefixes []string, names map[string]int,
 		return fmt.Errorf("%s is an address: the device's name comes first, like \"edge1 %s\"", d.Name, d.Name)
 	}
 	if len(d.Name) > maxDeviceName {
-		return fmt.Errorf("the name %.20s… has %d bytes, the most is %d", d.Name, len(d.Name), maxDeviceName)
+		return fmt.Errorf("the name %.20s… has %d bytes, the maximum is %d", d.Name, len(d.Name), maxDeviceName)
 	}
 	if first, ok := names[d.Name]; ok {
-		return fmt.Errorf("%s again, first in line %d: put all its addresses into one line", d.Name, first)
+		return fmt.Errorf("%s is repeated, first in line %d: put all its addresses in one line", d.Name, first)
 	}
 	names[d.Name] = d.line
 	if len(prefixes) == 0 {
-		return fmt.Errorf("%s has no address: write them after its name", d.Name)
+		return fmt.Errorf("%s has no address: add addresses after its name", d.Name)
 	}
 	for _, text := range prefixes {
 		p, err := parsePrefix(text)
@@ -127,13 +127,13 @@ func (l *DeviceList) add(d NamedDevice, prefixes []string, names map[string]int,
 			if other == len(l.Devices) {
 				return fmt.Errorf("%s twice", text)
 			}
-			return fmt.Errorf("%s belongs to %s already, in line %d", text, l.Devices[other].Name, l.Devices[other].line)
+			return fmt.Errorf("%s already belongs to %s, in line %d", text, l.Devices[other].Name, l.Devices[other].line)
 		}
 		d.Prefixes = append(d.Prefixes, p)
 		l.by[key] = len(l.Devices)
 	}
 	if line, ok := stand[d.Stands()]; ok {
-		return fmt.Errorf("the first address of %s, %s, stands for the device of line %d already: write another first", d.Name, d.Stands(), line)
+		return fmt.Errorf("the first address of %s, %s, already represents the device of line %d: begin with another address", d.Name, d.Stands(), line)
 	}
 	stand[d.Stands()] = d.line
 	l.Devices = append(l.Devices, d)
@@ -153,7 +153,7 @@ func parsePrefix(text string) (netip.Prefix, error) {
 		a = a.Unmap()
 		p = netip.PrefixFrom(a, a.BitLen())
 	} else if p, err = netip.ParsePrefix(text); err != nil {
-		return bad("no IP address or prefix; want one like 192.0.2.7 or 2001:db8::/64")
+		return bad("not an IP address or prefix: want one like 192.0.2.7 or 2001:db8::/64")
 	}
 	switch {
 	case p.Masked() != p:
@@ -161,7 +161,7 @@ func parsePrefix(text string) (netip.Prefix, error) {
 	case p.Addr().Is4In6():
 		return bad("write IPv4 as IPv4")
 	case p.Addr().Is6() && p.Contains(netip.MustParseAddr("::ffff:0:0")):
-		return bad("it takes IPv4 in too, which is hashed as ::ffff:a.b.c.d: use a longer prefix")
+		return bad("it contains IPv4, hashed as ::ffff:a.b.c.d: use a longer prefix")
 	}
 	return p, nil
 }
@@ -241,18 +241,18 @@ func (l *DeviceList) Maps(engine *ebpf.CollectionSpec) (aliases, names *ebpf.Map
 	inner := engine.Maps[bpf.SteerMapSteerAliases].InnerMap.Copy()
 	inner.Name = "steer_alias"
 	if aliases, err = ebpf.NewMap(inner); err != nil {
-		return nil, nil, fmt.Errorf("making the map of devices: %w", err)
+		return nil, nil, fmt.Errorf("create map of devices: %w", err)
 	}
 	names, err = ebpf.NewMap(&ebpf.MapSpec{Name: "steer_names", Type: ebpf.Array, KeySize: 4, ValueSize: namesChunk,
 		MaxEntries: uint32(len(l.Text)/namesChunk + 1)})
 	if err != nil {
 		aliases.Close()
-		return nil, nil, fmt.Errorf("making the map of devices' names: %w", err)
+		return nil, nil, fmt.Errorf("create map of device names: %w", err)
 	}
 	if err = l.fill(aliases, names); err != nil {
 		aliases.Close()
 		names.Close()
-		return nil, nil, fmt.Errorf("writing the devices: %w", err)
+		return nil, nil, fmt.Errorf("write devices: %w", err)
 	}
 	return aliases, names, nil
 }

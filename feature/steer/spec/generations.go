@@ -52,7 +52,7 @@ func (s Service) validateGenerations(fail func(string, ...any)) {
 	switch {
 	case g == nil:
 	case s.By == ByQUIC || s.Engine == EngineReuseport:
-		fail("generations need engine sk_lookup, which can give a packet to any socket")
+		fail("generations need engine sk_lookup, because it can select any socket")
 	case g.Idle < 20*time.Millisecond || g.Idle > time.Hour:
 		fail("generations.idle %s: want a time from 20ms to 1h", g.Idle)
 	case g.Deadline < g.Idle || g.Deadline > 24*time.Hour:

@@ -138,22 +138,22 @@ func (s Service) policyDefaults() Service {
 func (s Service) validatePolicy(fail func(string, ...any)) {
 	switch {
 	case s.By == ByQUIC && s.Engine == EngineSkLookup:
-		fail("by: quic reads connection ids, and engine sk_lookup sees addresses and ports only, not the packet: use engine sk_reuseport")
+		fail("by: quic reads connection ids, but engine sk_lookup sees only addresses and ports: use engine sk_reuseport")
 	case s.By != ByQUIC && s.QUIC != nil:
-		fail("quic goes with by: quic, not with by: %s", s.By)
+		fail("quic needs by: quic, not by: %s", s.By)
 	case s.QUIC != nil && s.QUIC.Format == QUICNginx && s.QUIC.ServerIDLength != 0:
-		fail("quic.server_id_length goes with format: quic-lb: connection ids of nginx hold a socket's cookie, of eight bytes")
+		fail("quic.server_id_length needs format: quic-lb: nginx's connection ids contain a socket cookie of eight bytes")
 	case s.QUIC != nil && (s.QUIC.ServerIDLength < 0 || s.QUIC.ServerIDLength > 4):
 		fail("quic.server_id_length %d: want bytes, from 1 to 4", s.QUIC.ServerIDLength)
 	case s.By == ByCPU && len(s.Weights) > 0:
-		fail("weights: by: cpu has no buckets to share out: the slot is the number of the CPU, modulo slots")
+		fail("weights: by: cpu has no buckets: the slot is the number of the CPU modulo slots")
 	}
 	s.validateWeights(fail)
 	switch {
 	case s.By != ByDevice && s.Devices != "":
-		fail("devices goes with by: device, not with by: %s", s.By)
+		fail("devices needs by: device, not by: %s", s.By)
 	case s.By == ByDevice && s.Devices == "":
-		fail("by: device needs the file that says which addresses a device has: devices: FILE, with lines like \"edge1 192.0.2.1 2001:db8::1\"")
+		fail("by: device needs a file with the devices' addresses: devices: FILE, with lines like \"edge1 192.0.2.1 2001:db8::1\"")
 	case s.By == ByDevice:
 		if _, err := LoadDevices(s.Devices); err != nil {
 			fail("devices: %w", err)
@@ -173,6 +173,6 @@ func (s Service) validateWeights(fail func(string, ...any)) {
 		total += w
 	}
 	if s.Slots > 0 && total == 0 {
-		fail("weights: all are 0, so nobody would get anything")
+		fail("weights: all are 0: set at least one above 0")
 	}
 }

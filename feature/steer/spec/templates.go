@@ -50,12 +50,12 @@ func (s Service) checkTemplates() string {
 		return ""
 	}
 	if !s.By.followable() {
-		return "templates: true, but by: " + string(s.By) + " gives one exporter's messages to several members: use by: source or by: device"
+		return "templates: true, but by: " + string(s.By) + " sends one exporter's messages to several members: use by: source or by: device"
 	}
 	for _, ep := range s.Endpoints() {
 		if ep.Proto == unix.IPPROTO_UDP {
 			return ""
 		}
 	}
-	return "templates: true, but there is no udp listen that they could come to"
+	return "templates: true, but the service has no udp listen"
 }

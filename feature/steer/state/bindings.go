@@ -23,7 +23,7 @@ func (s *Service) addShared(r *kernel.Root) {
 		return
 	}
 	if c, err := engine.ReadShared(s.Record, r); errors.Is(err, kernel.ErrABI) {
-		s.Problem = "the hook of share_port cannot be read: " + err.Error()
+		s.Problem = "the hook of share_port is unreadable: " + err.Error()
 	} else if err != nil {
 		s.Problem = engine.ProblemBind
 	} else {

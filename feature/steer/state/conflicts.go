@@ -47,7 +47,7 @@ func BindingConflicts(r *kernel.Root, ns *netns.Handle, bindings ...bindings.Bin
 				continue // previously nobody received packets to these addresses
 			}
 			if b.Proto == unix.IPPROTO_UDP {
-				warnings = append(warnings, fmt.Sprintf("%s takes every UDP port of this host's address %s, those that its own requests are sent from as well: answers of DNS, NTP and the like to unconnected sockets go to %s. Bind single ports instead", b, here[0], b.Service))
+				warnings = append(warnings, fmt.Sprintf("%s takes every UDP port of this host's address %s, including source ports of its own requests: answers of DNS, NTP and others to unconnected sockets go to %s: bind single ports instead", b, here[0], b.Service))
 			}
 			warnings = append(warnings, socketConflicts(b, here, own())...)
 		}
@@ -77,13 +77,13 @@ func ConflictsAmong(b bindings.Binding, here []netip.Addr, socks []sockdiag.Sock
 			continue
 		}
 		if len(out) == MaxTold {
-			return append(out, "and more sockets do: ss -lntup lists them")
+			return append(out, "and more sockets: ss -lntup lists them")
 		}
 		who := "a socket"
 		if pids := PIDs(s.Inode); len(pids) > 0 {
 			who = ProcessName(pids[0])
 		}
-		out = append(out, fmt.Sprintf("%s at %s gets nothing any more of what is sent to %s", who, s.Local, b.Prefix))
+		out = append(out, fmt.Sprintf("%s at %s loses its traffic to %s", who, s.Local, b.Prefix))
 	}
 	return out
 }
@@ -128,7 +128,7 @@ func (s *Service) WithoutSteering() (warnings []string) {
 		for i, b := range m.Bound {
 			l := s.Record.Service.Listen[i]
 			if b.Port != l.Port || b.Prefix != l.Prefix && b.Prefix.Bits() > 0 {
-				warnings = append(warnings, fmt.Sprintf("slot %d's member is bound to %s: while %s is bypassed it gets nothing of %s", m.Slot, b, s.Name, l))
+				warnings = append(warnings, fmt.Sprintf("slot %d's member is bound to %s: while %s is bypassed it gets no traffic of %s", m.Slot, b, s.Name, l))
 			}
 		}
 	}

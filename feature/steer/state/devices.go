@@ -48,7 +48,7 @@ func (s *Service) Devices(r *kernel.Root) (devices []Device, problem, err error)
 	defer e.Close()
 	all, err := engine.Entries[bpf.SteerDeviceKey, bpf.SteerDevice](e.Maps["devices"])
 	if err != nil {
-		return nil, nil, fmt.Errorf("reading devices: %w", err)
+		return nil, nil, fmt.Errorf("read devices: %w", err)
 	}
 	by := map[netip.Addr]*Device{}
 	now := kernel.Monotonic()

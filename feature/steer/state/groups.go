@@ -35,10 +35,10 @@ func (s *Service) ExamineGroups(r *kernel.Root, add func(text, remedy string)) {
 	defer ns.Close()
 	ns.Do(func() error {
 		for _, text := range engine.Hijacked(groups, e.Maps["holders"]) {
-			add(text, "turn off the daemons' own balancer, and weir steer admit their slots again")
+			add(text, "turn off the daemons' own balancer, then run weir steer admit for their slots")
 		}
 		for _, text := range engine.Narrower(groups) {
-			add(text, "end that process, or use engine sk_lookup, which comes before the kernel's own choice")
+			add(text, "end that process, or use engine sk_lookup, because it precedes the kernel's own choice")
 		}
 		return nil
 	})

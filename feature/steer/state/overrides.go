@@ -81,9 +81,9 @@ func (s *Service) ExamineOverrides(ctx context.Context, add func(text, remedy st
 		add("BYPASSED: the kernel alone chooses, nothing is steered", "weir bypass --off "+s.Name)
 	}
 	for _, slot := range s.Drained {
-		add(fmt.Sprintf("slot %d is drained", slot), fmt.Sprintf("weir steer undrain %s --slot %d, once its member is to serve again", s.Name, slot))
+		add(fmt.Sprintf("slot %d is drained", slot), fmt.Sprintf("weir steer undrain %s --slot %d, when its member should serve again", s.Name, slot))
 	}
 	if found, err := s.Misplaced(ctx); err == nil && len(found) > 0 {
-		add(fmt.Sprintf("%d TCP sessions are at another slot than their router, whose datagrams go elsewhere", len(found)), "weir steer reset "+s.Name)
+		add(fmt.Sprintf("%d TCP sessions are misplaced: their routers' datagrams go to another slot", len(found)), "weir steer reset "+s.Name)
 	}
 }

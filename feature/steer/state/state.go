@@ -108,11 +108,11 @@ const ProblemEngine = "its engine is missing: weir apply recovers it"
 
 // problemUnread returns the Problem of a service with an unreadable engine.
 func problemUnread(err error) string {
-	return "it stays as it is, for its engine cannot be read: " + err.Error()
+	return "its engine is unreadable, so it stays unchanged: " + err.Error()
 }
 
 // ProblemSocketHolder is the Problem of a service without its socket holder.
-const ProblemSocketHolder = "its holder is gone (weir steer hold), which on_empty: drop and engine sk_reuseport need: weir apply and weir serve start it again"
+const ProblemSocketHolder = "its socket holder (weir steer hold) is not running, needed for on_empty: drop and engine sk_reuseport: run weir apply or weir serve"
 
 // Service returns the state of one service. An empty name selects the only service.
 func (st State) Service(name string) (*Service, error) {
@@ -125,16 +125,16 @@ func (st State) Service(name string) (*Service, error) {
 	}
 	switch {
 	case len(names) == 0 && len(st.Bound) > 0:
-		return nil, fmt.Errorf("no service has slots: those that are only bound are shown by weir steer services")
+		return nil, fmt.Errorf("no service has slots: weir steer services shows services with bindings only")
 	case len(names) == 0:
 		return nil, fmt.Errorf("no service is steered: weir apply -f weir.yaml")
 	case name == "":
 		return nil, fmt.Errorf("several services are steered (%s): name one with --service", strings.Join(names, ", "))
 	}
 	if len(st.Bound) > 0 {
-		return nil, fmt.Errorf("no service %q has slots; there is %s; those that are only bound are shown by weir steer services", name, strings.Join(names, ", "))
+		return nil, fmt.Errorf("service %q does not exist or has no slots (services with slots: %s): weir steer services shows services with bindings only", name, strings.Join(names, ", "))
 	}
-	return nil, fmt.Errorf("no service %q is steered; there is %s", name, strings.Join(names, ", "))
+	return nil, fmt.Errorf("service %q is not steered (steered: %s)", name, strings.Join(names, ", "))
 }
 
 // addPosition reads the position of the steering program among the sk_lookup programs of the namespace. It needs

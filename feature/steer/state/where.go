@@ -70,9 +70,9 @@ func (s *Service) Sources(names []string) ([]netip.Addr, error) {
 		case d != nil:
 			out[i] = d.Stands()
 		case s.By != spec.ByDevice:
-			return nil, fmt.Errorf("%q is no IP address, and service %s knows no devices by name: that takes by: device", name, s.Name)
+			return nil, fmt.Errorf("%q is not an IP address, and service %s has no device names: they need by: device", name, s.Name)
 		default:
-			return nil, fmt.Errorf("%q is no IP address, and no device of that name is in %s", name, s.DevicesFile)
+			return nil, fmt.Errorf("%q is not an IP address, and no device in %s has this name", name, s.DevicesFile)
 		}
 	}
 	return out, nil
@@ -85,11 +85,11 @@ func (s *Service) Where(w WhatIf, addrs ...netip.Addr) ([]Assignment, error) {
 	case len(s.Table) == 0:
 		return nil, fmt.Errorf("service %s: %s", s.Name, s.Problem)
 	case s.By == spec.ByPacket:
-		return nil, fmt.Errorf("service %s is by: packet: each CPU deals its packets out in turn, whoever sends them", s.Name)
+		return nil, fmt.Errorf("service %s is by: packet: each CPU distributes its packets in turn, regardless of their source", s.Name)
 	case s.By == spec.ByCPU:
-		return nil, fmt.Errorf("service %s is by: cpu: the slot is the number of the CPU that a packet arrives at, modulo %d", s.Name, len(s.Slots))
+		return nil, fmt.Errorf("service %s is by: cpu: the slot is the number of the receiving CPU modulo %d", s.Name, len(s.Slots))
 	case s.By == spec.ByFlow, s.By == spec.ByQUIC:
-		return nil, fmt.Errorf("service %s is by: %s: addresses and ports decide: weir explain udp 192.0.2.7:2055 10.0.0.1:4739 tells of one flow", s.Name, s.By)
+		return nil, fmt.Errorf("service %s is by: %s: addresses and ports decide: weir explain udp 192.0.2.7:2055 10.0.0.1:4739 explains one flow", s.Name, s.By)
 	}
 	m, err := s.Mapping(w)
 	if err != nil {

@@ -59,7 +59,7 @@ func (s *Service) ExplainEmpty(ctx context.Context, until time.Time) {
 		if m != nil && slot.Admitted() && time.Now().Before(until) {
 			slot.Occupant = s.Occupant(*slot)
 			if why, kept := s.remarked(slot.Slot); kept && slot.Occupant != "" && slot.Reason == "" {
-				slot.Reason = "its member is not there: " + strings.TrimPrefix(why, engine.LateMark)
+				slot.Reason = "its member is missing: " + strings.TrimPrefix(why, engine.LateMark)
 			}
 		}
 		if slot.Admitted() || slot.Withdrawn || m == nil {
@@ -92,5 +92,5 @@ func (s *Service) whyEmpty(ctx context.Context, key slots.Slot, look bool) strin
 	case isLate:
 		return late
 	}
-	return "all its sockets are there: a running weir serve admits it, or weir apply"
+	return "all its sockets exist: weir serve or weir apply admits it"
 }

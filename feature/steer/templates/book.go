@@ -45,7 +45,7 @@ const (
 )
 
 // errNoRoom means that a session has reached its limit of templates.
-var errNoRoom = errors.New("more templates than are remembered of one observation domain")
+var errNoRoom = errors.New("too many templates in one observation domain")
 
 // MemberID is the process of a slot. The zero value is none.
 type MemberID struct {

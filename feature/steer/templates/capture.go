@@ -72,7 +72,7 @@ func (c *templateCapture) openAll() error {
 	// One socket per protocol: a socket for all protocols would also receive outgoing packets.
 	for _, proto := range []uint16{unix.ETH_P_IP, unix.ETH_P_IPV6} {
 		if err := c.open(proto); err != nil {
-			return fmt.Errorf("listening for templates: %w", err)
+			return fmt.Errorf("listen for templates: %w", err)
 		}
 	}
 	return nil
@@ -100,7 +100,7 @@ func (c *templateCapture) watch(ports map[uint16]bool) error {
 	for p := range ports {
 		if _, ok := c.ports[p]; !ok {
 			if err := m.Put(p, bpf.TemplatesPort{}); err != nil {
-				return fmt.Errorf("watching port %d for templates: %w", p, err)
+				return fmt.Errorf("watch port %d for templates: %w", p, err)
 			}
 			c.ports[p] = 0
 		}

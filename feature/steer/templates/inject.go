@@ -54,7 +54,7 @@ func newInjector() (*injector, error) {
 			continue // a host without IPv6
 		} else if err != nil {
 			in.Close()
-			return nil, fmt.Errorf("opening a raw socket: %w", err)
+			return nil, fmt.Errorf("open raw socket: %w", err)
 		}
 		in.Raw[v4] = fd
 	}
@@ -123,13 +123,13 @@ func (in *injector) receive(l netlink.Link, v4 bool, packet []byte) error {
 	frame = append(binary.BigEndian.AppendUint16(frame, ethertype), packet...)
 	ret, err := in.c.Programs[bpf.InjectProgInject].Run(&ebpf.RunOptions{Data: frame, Context: skbContext{CB: [5]uint32{uint32(l.Attrs().Index)}}})
 	if err != nil {
-		return fmt.Errorf("injecting at %s: %w", l.Attrs().Name, err)
+		return fmt.Errorf("inject at %s: %w", l.Attrs().Name, err)
 	}
 	switch n := int32(ret); {
 	case n < 0:
-		return fmt.Errorf("injecting at %s: %w", l.Attrs().Name, unix.Errno(-n))
+		return fmt.Errorf("inject at %s: %w", l.Attrs().Name, unix.Errno(-n))
 	case n > 0: // NET_RX_DROP: the CPU's queue of received packets is full
-		return fmt.Errorf("injecting at %s: %w", l.Attrs().Name, unix.ENOBUFS)
+		return fmt.Errorf("inject at %s: %w", l.Attrs().Name, unix.ENOBUFS)
 	}
 	return nil
 }
@@ -146,7 +146,7 @@ func (in *injector) sendRaw(to netip.Addr, packet []byte) error {
 		sa = &unix.SockaddrInet4{Addr: to.As4()}
 	}
 	if err := unix.Sendto(fd, packet, 0, sa); err != nil {
-		return fmt.Errorf("sending a replay to %s: %w", to, err)
+		return fmt.Errorf("send replay to %s: %w", to, err)
 	}
 	return nil
 }

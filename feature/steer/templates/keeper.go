@@ -316,7 +316,7 @@ func (k *Keeper) open(ctx context.Context, s *state.Service, services []*Service
 	if err != nil {
 		delete(k.scopes, s.PinScope)
 		ns.Close()
-		return fmt.Errorf("templates are not kept: %w", err)
+		return fmt.Errorf("keep templates: %w", err)
 	}
 	exporters, templates := k.scopes[s.PinScope].Known()
 	k.log.Info("listening for templates", "netns", s.Netns, "known_exporters", exporters, "known_templates", templates)
@@ -354,6 +354,6 @@ func (k *Keeper) say(scope string, err error) {
 		text = err.Error()
 	}
 	if k.said.Changed(scope, text) && text != "" {
-		k.log.Warn("templates", "reason", text)
+		k.log.Warn("cannot keep templates", "reason", text)
 	}
 }

@@ -94,7 +94,7 @@ func (t *Scope) tell() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for service, n := range t.untold {
-		t.log.Warn("template messages refused: unreadable, or too many", "service", service, "netns", t.ns.String(), "messages", n)
+		t.log.Warn("template messages refused, unreadable or too many", "service", service, "netns", t.ns.String(), "messages", n)
 	}
 	clear(t.untold)
 }
@@ -103,7 +103,7 @@ func (t *Scope) flushCounts() error {
 	t.countRefused()
 	for name, c := range t.counts {
 		if err := t.Store.count(name, c); err != nil {
-			return fmt.Errorf("counting templates: %w", err)
+			return fmt.Errorf("count templates: %w", err)
 		}
 		delete(t.counts, name)
 	}

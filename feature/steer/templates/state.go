@@ -63,7 +63,7 @@ func (t TemplateState) Count() (n int) {
 func Templates(s *state.Service, r *kernel.Root) (TemplateState, error) {
 	out := TemplateState{Service: s.Name, Exporters: []Exporter{}}
 	if len(servicePorts(s)) == 0 {
-		out.Problem = "the templates of its exporters are not kept: say templates: true in its steer section"
+		out.Problem = "the templates of its exporters are not kept: set templates: true in its steer section"
 		return out, nil
 	}
 	o, err := r.Open(engine.TemplatesInstance(s.PinScope))

@@ -44,7 +44,7 @@ func OpenStore(l *kernel.WriteLock, ns *netns.Handle) (*templateStore, error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the templates of namespace %s: %w", record.Scope(ns), err)
+		return nil, fmt.Errorf("open the templates of namespace %s: %w", record.Scope(ns), err)
 	}
 	id, err := mapID(pins.Maps["sessions"])
 	if err != nil {
@@ -65,7 +65,7 @@ func publishTemplates(l *kernel.WriteLock, ns *netns.Handle, sessions Saved) err
 		"store": bpf.TemplatesMapTemplatesStore, "counts": bpf.TemplatesMapTemplatesCounts} {
 		m, err := ebpf.NewMap(spec.Maps[name])
 		if err != nil {
-			return fmt.Errorf("making the map %s: %w", name, err)
+			return fmt.Errorf("create map %s: %w", name, err)
 		}
 		defer m.Close()
 		pins.Maps[pin] = m
@@ -130,7 +130,7 @@ func (s *templateStore) Save(k bpf.TemplatesSession, v *FlowSession) error {
 		c := bpf.TemplatesChunk{Generation: v.Generation, Crc: crc, Length: uint32(len(b))}
 		copy(c.Data[:], piece)
 		if err := s.Pins.Maps["store"].Put(bpf.TemplatesChunkKey{Session: k, N: uint32(n)}, c); err != nil {
-			return fmt.Errorf("keeping the templates of %s: %w", exporterAddr(k), err)
+			return fmt.Errorf("store the templates of %s: %w", exporterAddr(k), err)
 		}
 		n++
 	}
@@ -174,7 +174,7 @@ func loadSessions(m *ebpf.Map) (all map[bpf.TemplatesSession]*FlowSession, broke
 		if !it.Next(&k, &c) {
 			// Aborted: a busy writer. Checksums verify the sessions read so far.
 			if err := it.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
-				return nil, nil, fmt.Errorf("reading the templates: %w", err)
+				return nil, nil, fmt.Errorf("read templates: %w", err)
 			}
 			break
 		}
