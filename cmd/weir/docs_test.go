@@ -29,6 +29,7 @@ func TestDocs(t *testing.T) {
 	pages := []string{
 		"docs/APPLY.md",
 		"docs/BACKENDS.md",
+		"docs/BESIDE.md",
 		"docs/BINDINGS.md",
 		"docs/GENERATIONS.md",
 		"docs/HANDOFF.md",
