@@ -163,7 +163,15 @@ func startShell(t *testing.T, dir, path string) *shell {
 	t.Helper()
 	c := exec.Command("bash", "--norc", "--noprofile")
 	c.Dir = dir
-	c.Env = append(os.Environ(), "USER=alice", "WEIR_ROOT=", "PATH="+path+":"+os.Getenv("PATH"))
+	demo := filepath.Join(t.TempDir(), "demo") // machines of examples/handoff/namespaces
+	t.Cleanup(func() {
+		down := exec.Command("../../examples/handoff/namespaces", "down")
+		down.Env = append(os.Environ(), "WEIR_DEMO="+demo)
+		if out, err := down.CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+	})
+	c.Env = append(os.Environ(), "USER=alice", "WEIR_ROOT=", "WEIR_DEMO="+demo, "PATH="+path+":"+os.Getenv("PATH"))
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	sh := &shell{nstest.Start(t, c), make(chan string)}
 	t.Cleanup(func() { _ = unix.Kill(-sh.PID(), unix.SIGKILL) }) // kill its background processes too
