@@ -52,8 +52,8 @@ func (e *Engine) reconcileGroups() error {
 		}
 	}
 	for _, p := range e.Services {
-		// A group is missing after a bypass, or after a kill during a bypass or a departure from the groups. A socket
-		// of both families is one group, so such a service is checked again without effect.
+		// Groups are missing after a bypass, or after a kill while the service left or rejoined its groups. A
+		// dual-stack socket is one group for two endpoints, so its service rejoins each time without effect.
 		if !p.Bypassed && joined[p.ID] < len(p.Service.Endpoints()) {
 			if err := e.rejoin(p); err != nil {
 				return err

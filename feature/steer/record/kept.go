@@ -97,10 +97,10 @@ func (k *Kept) Free(p *Service) {
 	}
 }
 
-// ID reports whether id is kept. No readable service may have it.
+// ID reports whether id is kept. The caller has checked that no readable service uses it.
 func (k *Kept) ID(id uint32) bool { return k.ids[id] || k.anyID && !k.freed[id] }
 
-// Row reports whether row is kept. No readable service may have it.
+// Row reports whether row is kept. The caller has checked that no readable service uses it.
 func (k *Kept) Row(row uint32) bool { return k.rows[row] || k.anyRow && !k.freedRows[row] }
 
 // HasName reports whether k contains the service name.
