@@ -36,7 +36,7 @@ func (e *Engine) ReconcileMarked() error {
 // Until then empty slots with on_empty: drop reject, and the kernel forgets a reuseport group when its last member
 // exits.
 
-// SocketHolderCommand returns the command that runs sockholder.Hold: weir itself. Programs that use this package as a
+// SocketHolderCommand returns the command for sockholder.Run: weir itself. Programs that use this package as a
 // library set it, or run without a holder.
 var SocketHolderCommand func(root, scope string, kind spec.Engine) *exec.Cmd
 

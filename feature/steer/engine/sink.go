@@ -9,7 +9,7 @@ import (
 )
 
 // The kernel answers SK_DROP at a lookup with a reset or an ICMP error. Only a sink drops a packet silently: a socket
-// with a filter that rejects everything. The socket holder keeps the sinks of engine sk_lookup. For sk_reuseport, its
+// with a filter that drops everything. The socket holder keeps the sinks of engine sk_lookup. For sk_reuseport, its
 // sockets in the groups are sinks.
 
 // Sinks is the number of entries of steer_sinks: families times protocols.
