@@ -74,10 +74,11 @@ func helpTexts(t *testing.T, binary string, command []string) (string, int) {
 // commands and flags become lists, indented lines (examples) code.
 func asMarkdown(help string) string {
 	var b strings.Builder
-	section := ""
+	section, indented := "", false
 	for line := range strings.Lines(help) {
 		line = strings.TrimRight(line, " \n")
-		indented := strings.HasPrefix(line, "  ")
+		wasIndented := indented
+		indented = strings.HasPrefix(line, "  ")
 		switch {
 		case strings.HasPrefix(line, "Use \"") || line == "Global Flags:": // the same everywhere
 			section = "skip"
@@ -95,7 +96,14 @@ func asMarkdown(help string) string {
 				fmt.Fprintf(&b, "- `%s`: %s\n", name, strings.TrimSpace(about))
 			}
 		case indented:
-			fmt.Fprintf(&b, "    %s\n", strings.TrimSpace(line))
+			if !wasIndented {
+				b.WriteString("\n")
+			}
+			if item := strings.TrimSpace(line); strings.HasPrefix(item, "- ") {
+				fmt.Fprintf(&b, "%s\n", item)
+			} else {
+				fmt.Fprintf(&b, "    %s\n", item)
+			}
 		default:
 			fmt.Fprintf(&b, "%s\n", line)
 		}
