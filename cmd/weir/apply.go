@@ -158,9 +158,9 @@ func removeCommand(g *cli.Globals) *cobra.Command {
 		Long: `Remove weir's pins and programs, of one feature or of all. From then on the kernel
 alone decides.
 
-If that would take served traffic away, nothing is removed and each case is named:
-a link that is down and rerouted, a member reached only by steering, a load
-balancer, or a backend. --allow-outage removes all the same.`,
+If a removal would take served traffic away, nothing is removed, and each case is
+named. --allow-outage removes all the same. The cases are a rerouted link, a member
+reached only by steering, a load balancer and a backend.`,
 		ValidArgs: host.Features(),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name := ""

@@ -283,8 +283,8 @@ Without FILE, or with "-", standard input is read.`,
 
 func bindReplace(g *cli.Globals) *cobra.Command {
 	return manyCommand(g, false, &cobra.Command{
-		Use: "replace [FILE]", Short: "Replace all bindings by those of a file atomically",
-		Long: `Replace all bindings by those of a file atomically: a packet meets all the old
+		Use: "replace [FILE]", Short: "Replace all bindings with the contents of a file atomically",
+		Long: `Replace all bindings with the contents of a file atomically: a packet meets all the old
 bindings or all the new ones. The file is checked first, and an error in it
 changes nothing. FILE is the output of weir bind list --json, or a file of
 tubular. Without FILE, or with "-", standard input is read.`,

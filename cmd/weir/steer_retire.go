@@ -20,12 +20,11 @@ func steerRetire(g *cli.Globals) *cobra.Command {
 	var stop string
 	c := &cobra.Command{
 		Use: "retire SERVICE --slot N", Short: "Wait until the previous generation of a slot is drained, and end it", Args: cobra.ExactArgs(1),
-		Long: `Wait until the previous generation of a slot's member is drained: no known UDP
-peer, no connection in its listeners' queues or on the way there, no TCP
-connection of its own, no unread datagram. Then it gets no more traffic, and
-receives the signal of --stop. By default this is the graceful stop signal of
-known servers: QUIT for nginx and php-fpm, USR1 for HAProxy, WINCH for httpd, INT
-for lighttpd. At the deadline of the service's generations all remaining
+		Long: `Wait until the previous generation of a slot's member is drained. It then has
+no known UDP peer, no TCP connection, also in the queues of its listeners and on
+the way there, and no unread datagram. It gets no more traffic, and receives the
+signal of --stop. The default is the graceful stop signal of known servers: QUIT for
+nginx and php-fpm, USR1 for HAProxy, WINCH for httpd, INT for lighttpd. At the deadline of the service's generations all remaining
 connections end. Data in its sockets gets 2 s more.
 
 If no generation drains, the command does nothing. weir steer run --replace

@@ -121,8 +121,8 @@ For root, the kernel runs the program of the filter. For other users, and for
 expressions with a rate, an interpreter evaluates. Fields of the link layer are
 absent if the capture has none.
 
-Packets cut by a snaplen are decided by their captured bytes. Lengths are those on
-the wire. If missing bytes decide, the packet is counted as UNDECIDED, and the
+Packets cut by a snaplen are decided by their captured bytes. Lengths are wire
+lengths. If missing bytes decide, the packet is counted as UNDECIDED, and the
 rules after a possibly deciding rule are not evaluated.`,
 		Example: `  weir filter test 'udp.dstport == 53' 'tcp.flags.syn == 1' -r trace.pcap
   weir filter test --rules weir.yaml --filter sip -r trace.pcapng --json`,

@@ -77,8 +77,11 @@ fails: the first hop and the shortest list of segments. It takes packets along t
 post-convergence path while all other routers still route as before (TI-LFA).
 Destinations without protection are listed with the reason. Nothing is changed.
 
-FILE is GraphML (Topology Zoo, networkx), node-link JSON (networkx, topohub), weir's
-own YAML or JSON with SIDs and shared risks, or the output of FRR:
+FILE has one of these formats:
+  - GraphML (Topology Zoo, networkx)
+  - node-link JSON (networkx, topohub)
+  - weir's own YAML or JSON, with SIDs and shared risks
+  - the output of FRR:
   ` + topo.ISISCommand + `
   ` + topo.OSPF6Command + `
 
@@ -105,9 +108,9 @@ the paths of an earlier plan are replaced. A later weir apply with another secti
 replaces them. The topology must have interfaces, prefixes and SIDs. A plan does
 not say how to judge a link: add a probe, or bfd, in a path of its own.
 
---audit compares with the FRR of this network namespace, through vtysh: isisd's
-backups, their copies in zebra and the kernel, weir's repairs in the data path for
-the same prefixes and for the prefixes of its paths, and weir's plan.`,
+--audit compares weir's plan with the FRR of this network namespace, through vtysh.
+It reads isisd's backups and their copies in zebra and the kernel. It also reads
+weir's repairs in the data path, for these prefixes and for its own paths.`,
 		Example: `  weir reroute plan -f core.yaml --node a --destination d
   weir reroute plan -f core.yaml --node a --yaml
   vtysh -c 'show isis hostname' -c 'show isis neighbor detail' \
