@@ -306,7 +306,7 @@ func TestOptionNumbers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, o := range options {
-		if want := fmt.Sprintf("%d %s", o.id, o.name); !slices.ContainsFunc([]string{" · " + want, "\n" + want}, func(s string) bool { return strings.Contains(string(doc), s) }) {
+		if want := fmt.Sprintf("%d %s", o.id, o.name); !slices.ContainsFunc([]string{"  " + want, "\n" + want}, func(s string) bool { return strings.Contains(string(doc), s) }) {
 			t.Errorf("docs/HANDOFF-WIRE.md does not say %q", want)
 		}
 	}
