@@ -121,7 +121,7 @@ check-generated: generate ## fail if the committed objects do not match the sour
 	if [ -n "$$new" ]; then echo "generated, but not committed:"; echo "$$new"; exit 1; fi
 
 .PHONY: lint
-lint: lint-go lint-shell lint-c ## formatting, vet, staticcheck, shellcheck, clang-format, go.mod
+lint: lint-go lint-shell lint-c prose ## formatting, vet, staticcheck, shellcheck, clang-format, go.mod, prose
 
 .PHONY: lint-go
 lint-go:
