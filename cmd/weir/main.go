@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/cmd/weir/cli"
+	"github.com/weir-project/weir/cmd/weir/setup"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/internal/safefile"
@@ -99,7 +100,7 @@ process is in the data path.
 	c.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return cli.Usage(fmt.Errorf("%w; see %s --help", flagError(err), cmd.CommandPath()))
 	})
-	c.AddCommand(doctorCommand(g), applyCommand(g), confirmCommand(g), rollbackCommand(g), statusCommand(g), upgradeCommand(g), removeCommand(g), serveCommand(g), explainCommand(g), versionCommand(g))
+	c.AddCommand(doctorCommand(g), applyCommand(g), confirmCommand(g), rollbackCommand(g), statusCommand(g), upgradeCommand(g), removeCommand(g), serveCommand(g), explainCommand(g), setup.Examples(), versionCommand(g))
 	for _, f := range cli.Features() {
 		for _, own := range f.Commands(g) {
 			own.Annotations = map[string]string{ownerKey: f.Name}

@@ -212,16 +212,3 @@ func TestCompletion(t *testing.T) {
 		t.Errorf("steer offers %q", out)
 	}
 }
-
-// The examples of the documentation are valid.
-func TestExamples(t *testing.T) {
-	files, err := filepath.Glob("../../examples/*.yaml")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("examples: %v, %v", files, err)
-	}
-	for _, f := range files {
-		if _, err := host.LoadConfig(f); err != nil {
-			t.Error(err)
-		}
-	}
-}

@@ -31,8 +31,8 @@ var floors = map[string]int{
 	"table":   2, "service": 2, "workload": 2,
 	"feature": 3,
 	// 4: feature/*
-	"host": 5, "collector": 5,
-	"cmd": 6, "lab": 6, "vm": 6, "examples": 6, "lint": 6, "release": 6,
+	"host": 5, "collector": 5, "examples": 5,
+	"cmd": 6, "lab": 6, "vm": 6, "lint": 6, "release": 6,
 }
 
 const featureFloor = 4
