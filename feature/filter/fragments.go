@@ -87,7 +87,7 @@ func (e *evaded) warning(f Filter) string {
 	}
 	unless := ""
 	if !f.Hook.ofDevices() {
-		unless = ", unless conntrack is active in the namespace"
+		unless = ", unless conntrack is active in the namespace,"
 	}
 	return fmt.Sprintf("filter %s, at %s: fragmented %s datagrams are reassembled after it%s and evade the payload match of %s: drop %s before it, or see docs/FILTER.md on fragments",
 		f.Name, f.location(), strings.Join(of, " and "), unless, f.ruleName(e.rule), strings.Join(drop, " or "))
