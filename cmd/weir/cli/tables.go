@@ -5,6 +5,7 @@ package cli
 import (
 	"io"
 	"reflect"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -56,6 +57,9 @@ type column struct {
 	option  string
 }
 
+// columnOptions are the options of the tag table, after the heading. "" is none.
+var columnOptions = []string{"", "omitzero", "dash", "bytes"}
+
 // tableColumns returns the columns of rows, a slice of structs.
 func tableColumns(rows reflect.Value) (out []column) {
 	row := rows.Type().Elem()
@@ -66,6 +70,9 @@ func tableColumns(rows reflect.Value) (out []column) {
 		}
 		c := column{index: i}
 		c.heading, c.option, _ = strings.Cut(tag, ",")
+		if !slices.Contains(columnOptions, c.option) {
+			panic(fmt.Sprintf("column %q: unknown option %q; a heading has no comma", tag, c.option))
+		}
 		if c.option != "omitzero" || !allZero(rows, i) {
 			out = append(out, c)
 		}

@@ -4,6 +4,7 @@ package cli
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"testing"
 	"time"
@@ -67,4 +68,15 @@ func ExamplePrintRows() {
 	// GUARD  NETNS            REFUSED
 	// dns    -                12
 	// snmp   /run/netns/blue  0
+}
+
+func TestPrintRowsUnknownOption(t *testing.T) {
+	defer func() {
+		if recover() == nil {
+			t.Error("a heading with a comma was cut in silence")
+		}
+	}()
+	PrintRows(io.Discard, []struct {
+		Rate int `table:"PPS (avg, min)"`
+	}{{1}}, time.Time{})
 }

@@ -160,7 +160,7 @@ func printGuard(w io.Writer, g guard.GuardState) {
 	if len(g.Top) > 0 {
 		type row struct {
 			Sources string `table:"REFUSED SOURCES"`
-			PPS     string `table:"PPS (20s avg, min)"`
+			PPS     string `table:"PPS (20s avg)"`
 		}
 		var rows []row
 		for _, p := range g.Top {
