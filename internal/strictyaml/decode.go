@@ -16,7 +16,7 @@
 //
 // A string, or a map of strings, tagged `path:"file"` contains file names. Decode makes them
 // absolute, relative to the directory of the decoded file. An abstract socket (@name) stays as it
-// is.
+// is. With the tag `path:"credential"`, the form credential:NAME stays too.
 //
 // A field tagged `former:"name"` previously had that key. The error for a file with the old key
 // names the new one.

@@ -14,13 +14,13 @@ type fields struct {
 	names     []string          // sorted
 	index     map[string][]int  // by key, for reflect.Value.FieldByIndex
 	positions [][]int           // the fields of type Pos
-	files     map[string]bool   // keys with file names as values
+	files     map[string]string // keys with file names as values, and their kind
 	former    map[string]string // previous keys and their new names
 	defaults  map[string]bool   // keys with a default other than zero
 }
 
 func newFields(t reflect.Type) *fields {
-	fs := &fields{index: make(map[string][]int), files: make(map[string]bool), former: make(map[string]string), defaults: make(map[string]bool)}
+	fs := &fields{index: make(map[string][]int), files: make(map[string]string), former: make(map[string]string), defaults: make(map[string]bool)}
 	fs.add(t, nil)
 	slices.Sort(fs.names)
 	return fs
@@ -57,7 +57,9 @@ func (fs *fields) add(t reflect.Type, at []int) {
 		}
 		fs.index[name] = index
 		fs.names = append(fs.names, name)
-		fs.files[name] = f.Tag.Get("path") == "file"
+		if kind := f.Tag.Get("path"); kind != "" {
+			fs.files[name] = kind
+		}
 		fs.defaults[name] = f.Tag.Get("zero") == "default"
 		if was := f.Tag.Get("former"); was != "" {
 			fs.former[was] = name

@@ -318,12 +318,14 @@ func TestFiles(t *testing.T) {
 		} `yaml:"c"`
 		E string `yaml:"e" path:"file"`
 		F string `yaml:"f"`
+		G string `yaml:"g" path:"credential"`
+		H string `yaml:"h" path:"credential"`
 	}
-	if err := strictyaml.Decode("/etc/weir/weir.yaml", []byte("{a: x, b: {k: ../y, l: /z}, c: {d: '@w'}, f: v}"), &c); err != nil {
+	if err := strictyaml.Decode("/etc/weir/weir.yaml", []byte("{a: x, b: {k: ../y, l: /z}, c: {d: '@w'}, f: v, g: 'credential:n', h: x}"), &c); err != nil {
 		t.Fatal(err)
 	}
-	got := []string{c.A, c.B["k"], c.B["l"], c.C.D, c.E, c.F}
-	if want := []string{"/etc/weir/x", "/etc/y", "/z", "@w", "", "v"}; !slices.Equal(got, want) {
+	got := []string{c.A, c.B["k"], c.B["l"], c.C.D, c.E, c.F, c.G, c.H}
+	if want := []string{"/etc/weir/x", "/etc/y", "/z", "@w", "", "v", "credential:n", "/etc/weir/x"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
 	if err := strictyaml.Decode("x.yaml", []byte("{a: [1]}"), &c); err == nil {

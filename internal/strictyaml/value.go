@@ -154,8 +154,9 @@ func (d *Decoder) structure(n *yaml.Node, v reflect.Value) {
 				d.failf(value, "", "%s: want more than 0; leave the key out for the default", value.Value)
 			}
 		})
-		if fs.files[key.Value] {
-			d.absolute(v.FieldByIndex(index))
+		field, kind := v.FieldByIndex(index), fs.files[key.Value]
+		if kind == "file" || kind == "credential" && !strings.HasPrefix(field.String(), "credential:") {
+			d.absolute(field)
 		}
 	})
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/repair"
 	"github.com/weir-project/weir/feature/handoff/tunnel"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/secret"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/instances"
 )
@@ -176,9 +177,12 @@ func (s State) stays() (bool, error) {
 // declared reports whether the file has the section.
 func (c *Config) declared() bool { return c.Name != "" }
 
-// ready rejects an unusable certificate, and warns about missing interfaces.
+// ready rejects an unusable certificate, and warns about missing interfaces. Credentials are readable in the agent's unit
+// alone.
 func (c *Config) ready(p *feature.Plan) error {
-	if _, err := c.TLS.LoadFor(c.Name); err != nil {
+	if _, err := c.TLS.LoadFor(c.Name); errors.Is(err, secret.ErrNoCredentials) {
+		p.Warn("handoff.backend.tls is checked by weir serve, not by this command: %v", err)
+	} else if err != nil {
 		return c.Pos.Errorf("handoff.backend.tls: %w", err)
 	}
 	for _, d := range c.Devices {

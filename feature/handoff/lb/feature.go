@@ -19,6 +19,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/printable"
+	"github.com/weir-project/weir/internal/secret"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/instances"
 )
@@ -171,9 +172,12 @@ func (s State) stays() (bool, error) {
 	return applied.Stays(s.Unreadable)
 }
 
-// ready rejects an unusable certificate and warns of missing interfaces. running: the load balancer already exists.
+// ready rejects an unusable certificate and warns of missing interfaces. Credentials are readable in the agent's unit
+// alone. running: the load balancer already exists.
 func ready(p *feature.Plan, c *Config, running bool) error {
-	if _, err := c.TLS.LoadFor(c.Name); err != nil {
+	if _, err := c.TLS.LoadFor(c.Name); errors.Is(err, secret.ErrNoCredentials) {
+		p.Warn("lb.tls is checked by weir serve, not by this command: %v", err)
+	} else if err != nil {
 		return c.Pos.Errorf("lb.tls: %w", err)
 	}
 	until := "the load balancer starts when it appears"

@@ -20,11 +20,22 @@ import (
 	"github.com/weir-project/weir/internal/secret"
 )
 
-// Files are the PEM files of an agent's certificate, its key, and the CA of all agents.
+// Files are the PEM files of an agent's certificate, its key, and the CA of all agents. Each is a
+// path or a credential of the unit ([secret.Locate]).
 type Files struct {
-	Certificate string `yaml:"certificate" path:"file"`
-	Key         string `yaml:"key" path:"file"`
-	CA          string `yaml:"ca" path:"file" former:"signers"`
+	Certificate string `yaml:"certificate" path:"credential"`
+	Key         string `yaml:"key" path:"credential"`
+	CA          string `yaml:"ca" path:"credential" former:"signers"`
+}
+
+// located returns the files with paths in place of credentials.
+func (f Files) located() (Files, error) {
+	var err error
+	for _, name := range []*string{&f.Certificate, &f.Key, &f.CA} {
+		path, lerr := secret.Locate(*name)
+		*name, err = path, errors.Join(err, lerr)
+	}
+	return f, err
 }
 
 // reloadEvery is the interval of checks for changed files.
@@ -76,10 +87,14 @@ func (f Files) stamps() [3]stamp {
 	return [3]stamp{readStamp(f.Certificate), readStamp(f.Key), readStamp(f.CA)}
 }
 
-// Load reads the files.
+// Load reads the files. Outside a unit with credentials, the error for a credential wraps
+// [secret.ErrNoCredentials].
 func (f Files) Load() (*Identity, error) {
+	f, err := f.located()
+	if err != nil {
+		return nil, err
+	}
 	i := &Identity{files: f, read: f.stamps()}
-	var err error
 	if i.config, err = f.config(); err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@ package peer_test
 
 import (
 	"bytes"
+	"errors"
 	"log/slog"
 	"net"
 	"os"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
+	"github.com/weir-project/weir/internal/secret"
 )
 
 // rotation is an agent whose files change.
@@ -259,4 +261,30 @@ func TestBadCertificateIsRefused(t *testing.T) {
 func keyOf(ca *peertest.Authority, name string) string {
 	_, key, _ := ca.Files(name)
 	return key
+}
+
+// Credentials of the unit replace paths. Outside a unit with credentials the error names the line to add.
+func TestCredentials(t *testing.T) {
+	cert, key, ca := peertest.NewAuthority(t).Files("lb")
+	f := peer.Files{Certificate: "credential:weir-cert", Key: "credential:weir-key", CA: "credential:weir-ca"}
+	if _, err := f.LoadFor("lb"); !errors.Is(err, secret.ErrNoCredentials) || !strings.Contains(err.Error(), "LoadCredential=weir-key:") {
+		t.Errorf("without credentials: %v", err)
+	}
+	dir := t.TempDir()
+	t.Setenv("CREDENTIALS_DIRECTORY", dir)
+	for name, path := range map[string]string{"weir-cert": cert, "weir-key": key, "weir-ca": ca} {
+		text, err := os.ReadFile(path)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name), text, 0o400)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := f.LoadFor("lb"); err != nil {
+		t.Error(err)
+	}
+	if _, err := f.LoadFor("lb-b"); err == nil {
+		t.Error("the certificate of another agent is accepted")
+	}
 }
