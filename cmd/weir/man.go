@@ -5,12 +5,13 @@
 package main
 
 import (
-	"fmt"
 	"os"
 	"strconv"
 	"time"
 
 	"github.com/spf13/cobra/doc"
+
+	fmt "github.com/weir-project/weir/internal/printable"
 )
 
 // A weir built with this tag writes the man pages of its commands into a directory and ends: weir man DIR. The product
