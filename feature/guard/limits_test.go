@@ -10,12 +10,14 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // A limit is lowered during a flood below the old limit. The flood's sources have reservations by
 // then. These must not displace the clients: for many small sources, few large ones, or many with
 // one dominant source.
 func TestLimitLoweredInFlood(t *testing.T) {
+	nstest.NeedRoot(t)
 	for _, c := range []struct{ sources, largest int }{{3000, 0}, {50, 0}, {3000, 8}} {
 		t.Run(fmt.Sprintf("%d and one of %d", c.sources, c.largest), func(t *testing.T) { lowerInFlood(t, c.sources, c.largest) })
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/bfd/engine"
 	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/feature/reroute/protect"
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -30,6 +31,7 @@ func (w *world) outages(text string) string {
 // A repair at a missing interface is refused in place of a working one. It is accepted beside a repair from the
 // routing table, and in place of a repair with a deleted interface.
 func TestAbsentRepairs(t *testing.T) {
+	nstest.NeedRoot(t)
 	const byTable, absent, elsewhere = "{segments: [fc00:3::1]}", "{segments: [fc00:3::2], interface: nil0, via: fd00:13::3}", "{segments: [fc00:3::1], interface: lo, via: fd00:12::3}"
 	for name, x := range map[string]struct {
 		published, repairs string
@@ -56,6 +58,7 @@ func TestAbsentRepairs(t *testing.T) {
 
 // An attached path does not move to an interface unable to hold its program.
 func TestInterfaceWithoutEthernet(t *testing.T) {
+	nstest.NeedRoot(t)
 	want, err := parse("reroute: [{name: core, interface: lo, segments: [fc00:3::1]}]")
 	if err != nil {
 		t.Fatal(err)

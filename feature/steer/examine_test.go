@@ -14,6 +14,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
 	"golang.org/x/sys/unix"
 )
 
@@ -54,6 +55,7 @@ func TestExamineOneSource(t *testing.T) {
 // TestExamineProxyAndNAT examines a service in another namespace, found through its member's process, behind a proxy
 // and NAT.
 func TestExamineProxyAndNAT(t *testing.T) {
+	nstest.NeedRoot(t)
 	ns, err := netns.Create("behind")
 	if err != nil {
 		t.Fatal(err)
@@ -108,6 +110,7 @@ func masqueradeInput() error {
 
 // TestStaleNamespace: the next command removes the pins of a removed namespace, even if its number is reused.
 func TestStaleNamespace(t *testing.T) {
+	nstest.NeedRoot(t)
 	ns, err := netns.Create("gone")
 	if err != nil {
 		t.Fatal(err)
@@ -134,6 +137,7 @@ func TestStaleNamespace(t *testing.T) {
 
 // TestExamineDevicesAndListens examines an invalid devices file, and listens without a local address.
 func TestExamineDevicesAndListens(t *testing.T) {
+	nstest.NeedRoot(t)
 	ns, err := netns.Create("far")
 	if err != nil {
 		t.Fatal(err)

@@ -20,6 +20,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -127,6 +128,7 @@ func testExplain(t *testing.T) {
 }
 
 func TestExplainPolicies(t *testing.T) {
+	nstest.NeedRoot(t)
 	seed := uint32(7)
 	e := &explanations{}
 	for _, by := range []spec.Policy{spec.ByDevice, spec.ByFlow, spec.ByPacket, spec.ByCPU} {

@@ -518,6 +518,7 @@ func TestRetireGoesOn(t *testing.T) {
 // TestKilledWithQueue kills an old process with connections in its queue. They are lost, unless the kernel moves them
 // to the new process of the same reuseport group (tcp_migrate_req, Linux 5.14).
 func TestKilledWithQueue(t *testing.T) {
+	nstest.NeedRoot(t)
 	const knob = "/proc/sys/net/ipv4/tcp_migrate_req"
 	for _, migrate := range []string{"0", "1"} {
 		t.Run("migrate "+migrate, func(t *testing.T) {

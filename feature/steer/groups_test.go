@@ -316,6 +316,7 @@ func TestHolderOfAnotherUser(t *testing.T) {
 // TestQueueDoesNotMigrate: connections in a dead member's queue move to another member only on request, regardless of
 // the sysctl.
 func TestQueueDoesNotMigrate(t *testing.T) {
+	nstest.NeedRoot(t)
 	for _, migrate := range []bool{false, true} {
 		t.Run(fmt.Sprint(migrate), func(t *testing.T) {
 			needMigration(t)

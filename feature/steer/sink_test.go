@@ -132,6 +132,7 @@ func startSink(t testing.TB, listens ...string) *sink {
 // startSinkAs starts a sink as another user.
 func startSinkAs(t testing.TB, uid uint32, listens ...string) *sink {
 	t.Helper()
+	nstest.NeedRoot(t)
 	c := nstest.Child("sink")
 	c.Args = append(c.Args, listens...)
 	c.SysProcAttr.Credential = &syscall.Credential{Uid: uid, Gid: uid}

@@ -109,6 +109,7 @@ func (r *recorder) await(n int) []received {
 // cable connects the test's namespace to a namespace for exporters.
 func cable(t testing.TB) *netns.Handle {
 	t.Helper()
+	nstest.NeedRoot(t)
 	name := "exporters"
 	ns, err := netns.Create(name)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 // users, root and TCP clients are not.
 func TestChurns(t *testing.T) {
 	l := New(nil, Options{Log: slog.New(slog.DiscardHandler)})
-	often, other := Peer{UID: 65534, kind: unixUser}, Peer{UID: 65533, kind: unixUser}
+	often, other := Peer{UID: 1 << 30, kind: unixUser}, Peer{UID: 1<<30 + 1, kind: unixUser} // not this process's user
 	now := time.Now()
 	refused := 0
 	for range 5 * connectBurst {
@@ -23,7 +23,7 @@ func TestChurns(t *testing.T) {
 	if refused != 4*connectBurst {
 		t.Errorf("refused %d of %d, want those beyond %d", refused, 5*connectBurst, connectBurst)
 	}
-	for _, p := range []Peer{other, {UID: 0, kind: unixUser}, {Net: prefix(loopback.Addr())}, {UID: 65534, kind: localTCP}} {
+	for _, p := range []Peer{other, {UID: 0, kind: unixUser}, {Net: prefix(loopback.Addr())}, {UID: 1 << 30, kind: localTCP}} {
 		if l.churns(p, now) {
 			t.Errorf("%s is refused", p)
 		}

@@ -99,6 +99,7 @@ func TestTally(t *testing.T) {
 // A socket filter of this algorithm reads payload as addresses, and an IPv6 flood passes. The harness
 // detects this, and the rest left to clients.
 func TestSocketsFindBypass(t *testing.T) {
+	nstest.NeedRoot(t)
 	var x *experiment
 	for stalled, try := true, 0; stalled && try < 30; try++ { // a stalled machine has no flood and no clients
 		t.Run("", func(t *testing.T) {
@@ -119,6 +120,7 @@ func TestSocketsFindBypass(t *testing.T) {
 // The same program costs the same, and more than nothing. The kernel counts a stall of the machine within a
 // program as its cost, so a run with a stall proves nothing.
 func TestCostOfTheSame(t *testing.T) {
+	nstest.NeedRoot(t)
 	for try := 1; ; try++ {
 		var x *experiment
 		t.Run("", func(t *testing.T) {
@@ -146,6 +148,7 @@ func TestCostOfTheSame(t *testing.T) {
 
 // A limiter without a total has no updates to lose. This is no result, not a good one.
 func TestRaceOfNoTotal(t *testing.T) {
+	nstest.NeedRoot(t)
 	x := newExperiment(t, plan{races: 1})
 	if err := x.race(t.Context()); err != nil {
 		t.Fatal(err)
@@ -164,6 +167,7 @@ type losing struct {
 func (l losing) Accounts(uint64) (uint64, uint64) { return l.passed, l.spent }
 
 func TestLostUpdates(t *testing.T) {
+	nstest.NeedRoot(t)
 	x := newExperiment(t, plan{})
 	for _, c := range []struct {
 		passed, spent uint64

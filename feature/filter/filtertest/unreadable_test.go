@@ -9,6 +9,7 @@ import (
 
 	"github.com/weir-project/weir/feature/filter/compile"
 	"github.com/weir-project/weir/feature/filter/expr"
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -164,6 +165,7 @@ func among(r compile.Rule) []compile.Rule {
 // The kernel removes any number of tags of VLAN 0. After more tags than are walked, every drop rule
 // matches.
 func TestManyTags(t *testing.T) {
+	nstest.NeedRoot(t)
 	for _, c := range []struct {
 		tags  int
 		port  uint16

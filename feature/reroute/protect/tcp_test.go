@@ -52,6 +52,7 @@ func TestTCP(t *testing.T) {
 
 // Trains too long for the backup are split, so nothing waits for the sender to learn the size.
 func TestTCPShrinks(t *testing.T) {
+	nstest.NeedRoot(t)
 	for try, shrunk := 1, false; !shrunk; try++ {
 		t.Run("", func(t *testing.T) {
 			w := newWorld(t)
