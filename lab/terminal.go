@@ -5,6 +5,8 @@ package lab
 import (
 	"fmt"
 	"io"
+	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -13,9 +15,13 @@ import (
 
 // The picture is made for this screen size.
 const (
-	columns = 80
-	rows    = 24
+	Columns = 80
+	Rows    = 24
 )
+
+// refresh is the interval of complete drawings, which repair a resized window. Between them only changed
+// lines are written.
+const refresh = 5 * time.Second
 
 // Terminal is a Watcher for a terminal of at least 80 columns and 24 lines. It shows the picture above and
 // the log below, newest line last.
@@ -23,16 +29,19 @@ type Terminal struct {
 	w     io.Writer
 	title string
 	since time.Time
+	plain bool // without colours
 
 	mu      sync.Mutex
 	picture []string
 	said    []string
+	drawn   []string // the lines on the screen
+	at      time.Time
 	closed  bool
 }
 
-// NewTerminal takes the screen of w until Close.
+// NewTerminal takes the screen of w until Close. It uses colours unless NO_COLOR is set.
 func NewTerminal(w io.Writer, title string) *Terminal {
-	t := &Terminal{w: w, title: title, since: time.Now()}
+	t := &Terminal{w: w, title: title, since: time.Now(), plain: os.Getenv("NO_COLOR") != ""}
 	fmt.Fprint(w, "\x1b[?1049h\x1b[?25l\x1b[2J") // the alternate screen, no cursor, cleared
 	return t
 }
@@ -51,7 +60,21 @@ func (t *Terminal) Log(format string, a ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	line := fmt.Sprintf("%5.1fs  %s", time.Since(t.since).Seconds(), fmt.Sprintf(format, a...))
-	for i, part := range wrap(line, columns-8) { // continuation lines are indented
+	t.add(line)
+}
+
+// Print indents the lines to the text of the log.
+func (t *Terminal) Print(lines ...string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, line := range lines {
+		t.add("        " + line)
+	}
+}
+
+// add wraps a line, indents its continuation and draws.
+func (t *Terminal) add(line string) {
+	for i, part := range wrap(line, Columns-8) {
 		if i > 0 {
 			part = "        " + part
 		}
@@ -71,35 +94,100 @@ func (t *Terminal) draw() {
 	if t.closed {
 		return
 	}
-	lines := []string{t.title, strings.Repeat("─", columns)}
-	lines = append(lines, t.picture...)
-	if len(t.picture) > 0 {
-		lines = append(lines, strings.Repeat("─", columns))
-	}
-	room := max(3, rows-1-len(lines)-1)
-	lines = append(lines, t.said[max(0, len(t.said)-room):]...)
-	for len(lines) < rows-1 {
-		lines = append(lines, "")
-	}
-	lines = append(lines[:rows-1], "Ctrl-C ends the run and removes its traces")
+	lines := t.lines()
 	var b strings.Builder
-	b.WriteString("\x1b[H")
+	whole := len(t.drawn) != len(lines) || time.Since(t.at) > refresh
 	for i, l := range lines {
-		b.WriteString(clip(l, columns))
-		b.WriteString("\x1b[K") // clears the rest of the old line
-		if i < len(lines)-1 {
-			b.WriteString("\r\n")
+		if whole || l != t.drawn[i] {
+			fmt.Fprintf(&b, "\x1b[%d;1H%s\x1b[K", i+1, l) // \x1b[K clears the rest of the old line
 		}
 	}
+	if whole {
+		t.at = time.Now()
+	}
+	t.drawn = lines
 	_, _ = io.WriteString(t.w, b.String())
+}
+
+// lines returns the screen.
+func (t *Terminal) lines() []string {
+	rule := t.paint(dim, strings.Repeat("─", Columns))
+	lines := []string{t.paint(bold, clip(t.title, Columns)), rule}
+	for _, l := range t.picture[:min(len(t.picture), Rows-7)] {
+		lines = append(lines, t.words(clip(l, Columns)))
+	}
+	if len(t.picture) > 0 {
+		lines = append(lines, rule)
+	}
+	room := Rows - 1 - len(lines)
+	for _, l := range t.said[max(0, len(t.said)-room):] {
+		lines = append(lines, t.line(clip(l, Columns)))
+	}
+	for len(lines) < Rows-1 {
+		lines = append(lines, "")
+	}
+	return append(lines, t.paint(dim, "Ctrl-C ends the run and removes its traces"))
+}
+
+// Styles of the terminal (SGR).
+const (
+	bold   = "1"
+	dim    = "2"
+	red    = "31"
+	green  = "32"
+	yellow = "33"
+	cyan   = "1;36"
+)
+
+func (t *Terminal) paint(style, s string) string {
+	if t.plain || s == "" {
+		return s
+	}
+	return "\x1b[" + style + "m" + s + "\x1b[0m"
+}
+
+// line paints a line of the log: its time, a typed command, a checked fact.
+func (t *Terminal) line(l string) string {
+	text := strings.TrimLeft(l, " ")
+	before := l[:len(l)-len(text)]
+	switch {
+	case strings.HasPrefix(text, "$ ") || strings.HasPrefix(text, "# "):
+		return before + t.paint(cyan, text)
+	case strings.HasPrefix(text, "✓"):
+		return before + t.paint(green, text)
+	case strings.HasPrefix(text, "✗"):
+		return before + t.paint(red, text)
+	}
+	if len(l) > 8 && l[5] == 's' && l[6] == ' ' {
+		return t.paint(dim, l[:6]) + l[6:]
+	}
+	return l
+}
+
+// states are the words with a colour in the picture, in a column of their own.
+var states = regexp.MustCompile(`  (serving|up|starting|draining|dead|down|refused)\b`)
+
+// words paints the states in a line of the picture.
+func (t *Terminal) words(l string) string {
+	return states.ReplaceAllStringFunc(l, func(word string) string {
+		word = strings.TrimSpace(word)
+		style := red
+		switch word {
+		case "serving", "up":
+			style = green
+		case "starting", "draining":
+			style = yellow
+		}
+		return "  " + t.paint(style, word)
+	})
 }
 
 // wrap breaks a line between words.
 func wrap(s string, width int) []string {
 	var out []string
 	for utf8.RuneCountInString(s) > width {
-		at := strings.LastIndexByte(s[:width], ' ')
-		if at <= 0 {
+		at := strings.LastIndexByte(string([]rune(s)[:width]), ' ')
+		if strings.TrimSpace(s[:max(at, 0)]) == "" {
 			break
 		}
 		out = append(out, s[:at])
