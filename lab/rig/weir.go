@@ -129,6 +129,9 @@ func (w *Weir) Apply(ctx context.Context, flags ...string) error {
 	return err
 }
 
+// Config returns the path of the configuration file.
+func (w *Weir) Config() string { return w.config }
+
 // Remove removes weir.
 func (w *Weir) Remove(ctx context.Context) error {
 	_, err := w.Run(ctx, "remove", "--allow-outage")

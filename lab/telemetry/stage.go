@@ -95,13 +95,18 @@ func (s *stage) newFleet(ctx context.Context, cfg routers.Config, real []netip.A
 
 // send starts the routers and waits until all are up at their collectors. IPFIX begins after the BMP
 // sessions are up: see revive.
-func (s *stage) send(ctx context.Context) error {
+func (s *stage) send(ctx context.Context) error { return all(ctx, s.connect, s.flow) }
+
+// connect starts the routers and waits for the BMP sessions.
+func (s *stage) connect(ctx context.Context) error {
 	s.fleet.Silence(true)
 	s.fleet.Start(ctx)
 	s.env.OnClose(s.fleet.Stop)
-	if err := s.sessionsUp(ctx, 60*time.Second); err != nil {
-		return err
-	}
+	return s.sessionsUp(ctx, 60*time.Second)
+}
+
+// flow starts IPFIX and waits until all routers are up.
+func (s *stage) flow(ctx context.Context) error {
 	s.fleet.Silence(false)
 	if err := s.allUp(ctx, nil, 60*time.Second); err != nil {
 		return err

@@ -242,6 +242,11 @@ func (x *experiment) steer(ctx context.Context) error {
 
 // startTraffic starts the routers.
 func (x *experiment) startTraffic(ctx context.Context) error {
+	return all(ctx, x.prepareTraffic, x.send)
+}
+
+// prepareTraffic creates the routers and starts the real ones.
+func (x *experiment) prepareTraffic(ctx context.Context) error {
 	cfg := routers.Config{
 		Devices: x.plan.devices, IPv6: x.plan.ipv6, First4: rig.Devices4.Addr().Next(), First6: rig.Devices6.Addr().Next(),
 		Rate: x.plan.rate, Records: recordsEach, Refresh: 20, Retry: 500 * time.Millisecond,
@@ -270,7 +275,7 @@ func (x *experiment) startTraffic(ctx context.Context) error {
 		x.chatter(ctx, x.world.Real[i])
 	}
 	x.say("%d routers connect at once and send: IPFIX over UDP, BMP over TCP, each from its own address", x.plan.devices+len(x.real))
-	return x.send(ctx)
+	return nil
 }
 
 // opened reports whether a collector has logged the Peer Up of a device's session. nfacctd crashes at a

@@ -11,7 +11,10 @@ import (
 )
 
 // view draws the experiment a few times a second.
-type view struct{ stop chan struct{} }
+type view struct {
+	stop  chan struct{}
+	frame func(lines []string) []string // adds lines; nil: none
+}
 
 // begin draws until the run ends.
 func (v *view) begin(x *experiment) {
@@ -30,7 +33,11 @@ func (v *view) begin(x *experiment) {
 			now := x.snapshot()
 			past = append(past, now)
 			past = past[max(0, len(past)-8):]
-			x.env.Watch.Show(now.draw(past[0]))
+			lines := now.draw(past[0])
+			if v.frame != nil {
+				lines = v.frame(lines)
+			}
+			x.env.Watch.Show(lines)
 		}
 	}()
 }
