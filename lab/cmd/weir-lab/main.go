@@ -17,6 +17,7 @@ import (
 	"github.com/weir-project/weir/lab"
 	"github.com/weir-project/weir/lab/compare"
 	"github.com/weir-project/weir/lab/delay"
+	"github.com/weir-project/weir/lab/demo"
 	"github.com/weir-project/weir/lab/dispatch"
 	_ "github.com/weir-project/weir/lab/filter"
 	_ "github.com/weir-project/weir/lab/guard"
@@ -66,6 +67,7 @@ func main() {
 	handoffpair.Play()
 	reroutestress.Play()
 	loaders.Play() // foreign loader of BPF programs
+	demo.Play()    // server of sessions
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	err := newCommand().ExecuteContext(ctx)
@@ -97,7 +99,7 @@ func newCommand() *cobra.Command {
 real daemons in them, measures, and evaluates claims about weir. It then removes all
 of its objects, also after Ctrl-C. Each run has its own pins and never touches a weir
 in use.`,
-		Example: `  weir-lab list
+		Example: `  sudo weir-lab demo steer
   sudo weir-lab run telemetry --quick`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
@@ -110,7 +112,7 @@ in use.`,
 		SilenceUsage:  true,
 	}
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage{err} })
-	c.AddCommand(listCommand(), runCommand(), resultsCommand())
+	c.AddCommand(listCommand(), runCommand(), demoCommand(), resultsCommand())
 	return c
 }
 

@@ -165,3 +165,38 @@ func TestSections(t *testing.T) {
 		t.Error("joined sections differ from docs/RESULTS.md")
 	}
 }
+
+// demo lists the demonstrations, and shows one in a pipe and before a recorder.
+func TestDemo(t *testing.T) {
+	out, err := command("demo").CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "steer      every client keeps its own server") {
+		t.Errorf("%v: %s", err, out)
+	}
+	out, err = command("demo", "nothing").CombinedOutput()
+	if status(err) != exitUsage || !strings.Contains(string(out), `unknown demonstration "nothing"; known: telemetry, `) {
+		t.Errorf("status %d: %s", status(err), out)
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("need: root")
+	}
+	weir := filepath.Join(t.TempDir(), "weir")
+	if out, err := exec.Command("go", "-C", "../../..", "build", "-o", weir, "./cmd/weir").CombinedOutput(); err != nil {
+		t.Fatalf("build weir: %v\n%s", err, out)
+	}
+	dir := filepath.Join(t.TempDir(), "recordings")
+	cmd := command("demo", "plan", "--smoke", "--record", dir)
+	cmd.Env = append(cmd.Env, "WEIR="+weir)
+	if out, err = cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for _, want := range []string{"$ weir reroute plan -f abilene.yaml", "✓ every link failure", "0 objects left behind"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("%q is missing in\n%s", want, out)
+		}
+	}
+	for _, name := range []string{"plan.cast", "plan.svg", "plan-repair.svg"} {
+		if st, err := os.Stat(filepath.Join(dir, name)); err != nil || st.Size() == 0 || st.Size() > 60<<10 {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
