@@ -110,6 +110,10 @@ bench-once: ## every benchmark for one iteration, to keep them working
 results: build ## run every experiment of the lab and write docs/RESULTS.md
 	bin/weir-lab results --out docs/RESULTS.md
 
+.PHONY: recordings
+recordings: build ## as root: record every demonstration for docs/demo
+	for name in $$(bin/weir-lab demo --names); do bin/weir-lab demo "$$name" --record docs/demo; done
+
 .PHONY: generate
 generate: ## compile the BPF programs and write their Go
 	$(call each,$(GO) generate ./...)
