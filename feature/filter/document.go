@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/filter/suggest"
+	"github.com/weir-project/weir/internal/inventory"
 )
 
 // Section implements feature.Sectioned: the list of filters.
@@ -30,6 +32,9 @@ func (Feature) Claims(c Config) (out []feature.Claim) {
 	}
 	return out
 }
+
+// Suggest implements feature.Suggester.
+func (Feature) Suggest(h inventory.Host) []feature.Suggestion { return suggest.For(h) }
 
 // Empty implements feature.Emptier.
 func (s State) Empty() bool { return len(s.Filters)+len(s.Unreadable) == 0 }

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inventory
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/weir-project/weir/internal/pidfd"
+)
+
+// FRR is a running bfdd.
+type FRR struct {
+	DataPlane string // address of its option --dplaneaddr, "" without one
+	Peers     []Peer
+}
+
+// Peer is a BFD neighbour on a link, configured in bfdd or requested by a routing protocol.
+type Peer struct {
+	Addr      netip.Addr
+	Interface string // "" if bfdd names none
+	Up        bool
+}
+
+// vtyshTimeout is the limit of one vtysh.
+const vtyshTimeout = 5 * time.Second
+
+// readFRR asks a bfdd for its neighbours, through vtysh.
+func readFRR(ctx context.Context, pid int) (*FRR, error) {
+	args, err := pidfd.CommandLine(pid)
+	if err != nil {
+		return &FRR{}, err
+	}
+	f := &FRR{DataPlane: option(args, "--dplaneaddr")}
+	home := option(args, "--vty_socket")
+	if home == "" {
+		home = filepath.Join("/var/run/frr", cmp.Or(option(args, "--pathspace"), option(args, "-N")))
+	}
+	ctx, cancel := context.WithTimeout(ctx, vtyshTimeout)
+	defer cancel()
+	tool, err := exec.LookPath("vtysh")
+	if err != nil {
+		return f, errors.New("vtysh is missing: install FRR's shell")
+	}
+	c := exec.CommandContext(ctx, tool, "--vty_socket", home, "-d", "bfdd", "-c", "show bfd peers json")
+	c.WaitDelay = time.Second
+	out, err := c.Output()
+	if err != nil {
+		return f, fmt.Errorf("vtysh --vty_socket %s: %w", home, err)
+	}
+	f.Peers, err = parsePeers(out)
+	return f, err
+}
+
+// option returns the value of a long or short option: "--name value", "--name=value".
+func option(args []string, name string) string {
+	for i, a := range args {
+		if value, ok := strings.CutPrefix(a, name+"="); ok {
+			return value
+		}
+		if a == name && i+1 < len(args) {
+			return args[i+1]
+		}
+	}
+	return ""
+}
+
+// parsePeers reads vtysh's answer. vtysh may print warnings before it.
+func parsePeers(out []byte) (peers []Peer, err error) {
+	at := slices.Index(out, '[')
+	if at < 0 {
+		return nil, errors.New("vtysh printed no list of peers")
+	}
+	var all []struct {
+		Multihop  bool   `json:"multihop"`
+		Peer      string `json:"peer"`
+		Interface string `json:"interface"`
+		Status    string `json:"status"`
+	}
+	if err := json.NewDecoder(strings.NewReader(string(out[at:]))).Decode(&all); err != nil {
+		return nil, fmt.Errorf("answer of vtysh: %w", err)
+	}
+	for _, p := range all {
+		a, err := netip.ParseAddr(p.Peer)
+		if err != nil || p.Multihop {
+			continue
+		}
+		peers = append(peers, Peer{a.WithZone(""), p.Interface, p.Status == "up"})
+	}
+	slices.SortFunc(peers, func(a, b Peer) int {
+		return cmp.Or(cmp.Compare(a.Interface, b.Interface), a.Addr.Compare(b.Addr))
+	})
+	return peers, nil
+}
