@@ -78,6 +78,7 @@ func TestImpostor(t *testing.T) {
 
 // TestKeeperOfDirectoryOwner checks that the owner of the socket's directory may run the keeper.
 func TestKeeperOfDirectoryOwner(t *testing.T) {
+	nstest.NeedRoot(t)
 	dir, err := os.MkdirTemp("/tmp", "weir-owner-")
 	if err != nil {
 		t.Fatal(err)
