@@ -23,10 +23,10 @@ func Init(g *cli.Globals) *cobra.Command {
 	var stdout bool
 	c := &cobra.Command{
 		Use: "init", Short: "Write a first configuration for the programs of this host", Args: cobra.NoArgs,
-		Long: `Look at this host and write a commented configuration for it: servers with their
-units and sockets, SO_REUSEPORT groups, telemetry collectors, routing daemons and
-their BFD neighbours, nftables rules, and BPF programs of others, in all named
-network namespaces. Collectors get active sections. Everything else is a suggestion
+		Long: `Look at this host, in all named network namespaces, and write a commented
+configuration for it. It names servers with their units and sockets, SO_REUSEPORT
+groups and telemetry collectors. It also names routing daemons with their BFD
+neighbours, nftables rules, and BPF programs of others. Collectors get active sections. Everything else is a suggestion
 behind a #. weir apply --dry-run accepts the file: weir init tries it first.
 
 The command changes nothing else. It never replaces a file. Root sees the processes

@@ -35,7 +35,7 @@ that it removes. Without NAME, list the demonstrations. Each takes at most 60 s,
 telemetry 120 s.
 
 A terminal shows a live picture and the commands of a person, a pipe only lines.
-The exit status is that of weir-lab run.`,
+Exit status: as weir-lab run.`,
 		Example: `  weir-lab demo
   sudo weir-lab demo steer
   sudo weir-lab demo steer --record docs/demo`,
