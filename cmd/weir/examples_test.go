@@ -51,7 +51,7 @@ func TestExamples(t *testing.T) {
 			t.Errorf("no example has the section %s", key)
 		}
 	}
-	files, err := filepath.Glob("../../examples/*/*.yaml")
+	files, err := filepath.Glob("../../examples/handoff/*.yaml") // examples/reroute belongs to ring.sh
 	if err != nil {
 		t.Fatal(err)
 	}
