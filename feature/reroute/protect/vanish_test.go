@@ -77,7 +77,7 @@ func TestRoutesGoWithDevice(t *testing.T) {
 	w.apply(w.path(around()))
 	w.drain(true)
 	text, err := GoWithDown(w.root, "core")
-	if err != nil || !strings.Contains(text, "fd00:6::/64") || strings.Contains(text, "fd00:7::/64") || !strings.Contains(text, "interface main alone") {
+	if err != nil || !strings.Contains(text, "fd00:6::/64") || strings.Contains(text, "fd00:7::/64") || !strings.Contains(text, "interface main only") {
 		t.Errorf("said %q, %v", text, err)
 	}
 	w.ip(w.r1, "link set main down")

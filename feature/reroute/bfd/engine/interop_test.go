@@ -399,7 +399,7 @@ func TestRestartOfBFDD(t *testing.T) {
  exit
 `})
 	}
-	r := start("far")
+	r, second := start("far"), time.Now().Unix()
 	x := s.session(1, "10.9.0.1", "10.9.0.2")
 	x.Multiplier, x.DesiredTx, x.RequiredRx = 5, 100*time.Millisecond, 100*time.Millisecond
 	s.put(x)
@@ -409,7 +409,9 @@ func TestRestartOfBFDD(t *testing.T) {
 		before := s.status(x)
 		r.Signal("bfdd", sig)
 		ended := time.Now()
-		r = start("far-" + sig.String())
+		// The clock in seconds is the seed of bfdd's discriminators: two starts in one second choose the same.
+		nstest.Until(s, "the next second begins", func() bool { return time.Now().Unix() > second })
+		r, second = start("far-"+sig.String()), time.Now().Unix()
 		s.up(false, x)
 		s.up(true, x)
 		after := s.status(x)
