@@ -207,12 +207,12 @@ func TestReadyCheckRefusesProgramsOfOthers(t *testing.T) {
 	for path, want := range map[string]string{
 		ours:                        "",
 		put("theirs", 64001, 0o755): "belongs to user 64001",
-		put("all", 0, 0o757):        "can be written by others",
-		group:                       "can be written by others",
+		put("all", 0, 0o757):        "is writable by users other than its owner",
+		group:                       "is writable by users other than its owner",
 		link:                        "belongs to user 64001",
-		open:                        "can be written by others",
+		open:                        "is writable by users other than its owner",
 		"ours":                      "does not exist",
-		"./ours":                    "a relative path",
+		"./ours":                    "relative path",
 	} {
 		err := (&Ready{Command: []string{path}}).Check(t.Context(), here(t), Asked{PID: os.Getpid()})
 		if want == "" && err != nil || want != "" && (!errors.Is(err, ErrNotReady) || !strings.Contains(err.Error(), want)) {
