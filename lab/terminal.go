@@ -74,11 +74,12 @@ func (t *Terminal) Print(lines ...string) {
 
 // add wraps a line, indents its continuation and draws.
 func (t *Terminal) add(line string) {
-	for i, part := range wrap(line, Columns-8) {
-		if i > 0 {
-			part = "        " + part
+	first := wrap(line, Columns)[0]
+	t.said = append(t.said, first)
+	if rest := strings.TrimPrefix(line[len(first):], " "); rest != "" {
+		for _, part := range wrap(rest, Columns-8) {
+			t.said = append(t.said, "        "+part)
 		}
-		t.said = append(t.said, part)
 	}
 	t.draw()
 }
