@@ -68,10 +68,10 @@ func (d *planning) summary(ctx context.Context) error {
 
 // one plans for one router and one destination.
 func (d *planning) one(ctx context.Context) error {
-	if err := d.Say(ctx, "one router's way to one destination, if its link fails"); err != nil {
+	if err := d.Say(ctx, "the repairs of one router: a failure, a destination, the link to take, the segments"); err != nil {
 		return err
 	}
-	if _, err := d.host.Type(ctx, "reroute", "plan", "-f", d.file, "--node", "Denver", "--destination", "KansasCity"); err != nil {
+	if _, err := d.host.Type(ctx, "reroute", "plan", "-f", d.file, "--node", "Denver"); err != nil {
 		return err
 	}
 	out, err := d.host.Run(ctx, "reroute", "plan", "-f", d.file, "--node", "Denver", "--json")
@@ -86,14 +86,14 @@ func (d *planning) one(ctx context.Context) error {
 // draw draws a repair.
 func (d *planning) draw(ctx context.Context) error {
 	svg := filepath.Join(d.Dir, "plan-repair.svg")
-	if _, err := d.host.Type(ctx, "reroute", "plan", "-f", d.file, "--node", "Denver", "--svg", svg); err != nil {
+	if _, err := d.host.Type(ctx, "reroute", "plan", "-f", d.file, "--node", "Denver", "--destination", "KansasCity", "--svg", svg); err != nil {
 		return err
 	}
 	b, err := os.ReadFile(svg)
 	if err != nil {
 		return err
 	}
-	d.Check(strings.Contains(string(b), "</svg>"), "the longest repair of Denver is drawn, %d KiB", len(b)>>10)
+	d.Check(strings.Contains(string(b), "</svg>"), "the repair from Denver to KansasCity is drawn, %d KiB", len(b)>>10)
 	d.Sum("The repair is drawn in plan-repair.svg: --keep DIR or --record DIR keeps it.")
 	return nil
 }

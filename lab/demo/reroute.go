@@ -232,6 +232,7 @@ func (d *rerouting) cut(ctx context.Context) error {
 	if _, err := d.r1.Type(ctx, "reroute", "status", "core"); err != nil {
 		return err
 	}
+	d.Still() // with the cut cable
 	return d.Pace(ctx, 2*time.Second)
 }
 

@@ -199,6 +199,7 @@ func (d *steering) kill(ctx context.Context) error {
 	d.Check(refused > 0 && strays == 0, "the %d clients of the dead server are refused, all others are served as before", refused)
 	d.Sum("after kill -9 of one server: %d clients refused, the other %d served by the same servers", refused, len(d.homes)-refused)
 	_, err := d.host.Type(ctx, "steer", "status", "web")
+	d.Still() // with refused clients
 	return err
 }
 

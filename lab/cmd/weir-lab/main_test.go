@@ -117,32 +117,52 @@ func TestInterrupt(t *testing.T) {
 		t.Skip("need: tool nfacctd (Debian package pmacct)")
 	}
 	for _, after := range []time.Duration{50 * time.Millisecond, 300 * time.Millisecond, 1500 * time.Millisecond} {
+		t.Run(fmt.Sprint(after), func(t *testing.T) { interrupt(t, after, command("run", "telemetry", "--smoke", "--json")) })
+	}
+}
+
+// A demonstration ends as soon. These moments have several weir serve and live sessions.
+func TestInterruptDemo(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("need: root")
+	}
+	weir := filepath.Join(t.TempDir(), "weir")
+	if out, err := exec.Command("go", "-C", "../../..", "build", "-o", weir, "./cmd/weir").CombinedOutput(); err != nil {
+		t.Fatalf("build weir: %v\n%s", err, out)
+	}
+	for _, after := range []time.Duration{300 * time.Millisecond, time.Second, 1800 * time.Millisecond} {
 		t.Run(fmt.Sprint(after), func(t *testing.T) {
-			var out bytes.Buffer
-			cmd := command("run", "telemetry", "--smoke", "--json")
-			cmd.Stderr = &out
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			time.Sleep(after)
-			if err := cmd.Process.Signal(os.Interrupt); err != nil {
-				t.Fatal(err)
-			}
-			begin, stalls := time.Now(), lab.WatchStalls()
-			err := cmd.Wait()
-			took := time.Since(begin)
-			_, _, stall := stalls.Stop()
-			// A stalled machine excuses a slow end.
-			if took > 15*time.Second && stall < 200*time.Millisecond || took > time.Minute {
-				t.Errorf("it took %s to end; longest stall of the machine %s", took, stall)
-			}
-			if status(err) == 0 {
-				t.Errorf("interrupted run exited with 0: %s", out.String())
-			}
-			if left := lab.RunLeftovers(cmd.Process.Pid); len(left) > 0 {
-				t.Errorf("left behind: %v\n%s", left, out.String())
-			}
+			cmd := command("demo", "drain")
+			cmd.Env = append(cmd.Env, "WEIR="+weir)
+			interrupt(t, after, cmd)
 		})
+	}
+}
+
+// interrupt starts a run, interrupts it after a while, and checks its end.
+func interrupt(t *testing.T, after time.Duration, cmd *exec.Cmd) {
+	var out bytes.Buffer
+	cmd.Stderr = &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(after)
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	begin, stalls := time.Now(), lab.WatchStalls()
+	err := cmd.Wait()
+	took := time.Since(begin)
+	_, _, stall := stalls.Stop()
+	// A stalled machine excuses a slow end.
+	if took > 15*time.Second && stall < 200*time.Millisecond || took > time.Minute {
+		t.Errorf("it took %s to end; longest stall of the machine %s", took, stall)
+	}
+	if status(err) == 0 {
+		t.Errorf("interrupted run exited with 0: %s", out.String())
+	}
+	if left := lab.RunLeftovers(cmd.Process.Pid); len(left) > 0 {
+		t.Errorf("left behind: %v\n%s", left, out.String())
 	}
 }
 
