@@ -33,7 +33,7 @@ type Terminal struct {
 
 	mu      sync.Mutex
 	picture []string
-	said    []string
+	said    []saying
 	drawn   []string // the lines on the screen
 	at      time.Time
 	closed  bool
@@ -75,14 +75,18 @@ func (t *Terminal) Print(lines ...string) {
 // add wraps a line, indents its continuation and draws.
 func (t *Terminal) add(line string) {
 	first := wrap(line, Columns)[0]
-	t.said = append(t.said, first)
+	style := styleOf(first)
+	t.said = append(t.said, saying{first, style})
 	if rest := strings.TrimPrefix(line[len(first):], " "); rest != "" {
 		for _, part := range wrap(rest, Columns-8) {
-			t.said = append(t.said, "        "+part)
+			t.said = append(t.said, saying{"        " + part, style})
 		}
 	}
 	t.draw()
 }
+
+// saying is a line of the log with its style.
+type saying struct{ text, style string }
 
 func (t *Terminal) Show(picture []string) {
 	t.mu.Lock()
@@ -122,7 +126,7 @@ func (t *Terminal) lines() []string {
 	}
 	room := Rows - 1 - len(lines)
 	for _, l := range t.said[max(0, len(t.said)-room):] {
-		lines = append(lines, t.line(clip(l, Columns)))
+		lines = append(lines, t.line(saying{clip(l.text, Columns), l.style}))
 	}
 	for len(lines) < Rows-1 {
 		lines = append(lines, "")
@@ -147,22 +151,30 @@ func (t *Terminal) paint(style, s string) string {
 	return "\x1b[" + style + "m" + s + "\x1b[0m"
 }
 
-// line paints a line of the log: its time, a typed command, a checked fact.
-func (t *Terminal) line(l string) string {
+// styleOf returns the style of a typed command, a checked fact; "" for others.
+func styleOf(l string) string {
 	text := strings.TrimLeft(l, " ")
-	before := l[:len(l)-len(text)]
 	switch {
 	case strings.HasPrefix(text, "$ ") || strings.HasPrefix(text, "# "):
-		return before + t.paint(cyan, text)
+		return cyan
 	case strings.HasPrefix(text, "✓"):
-		return before + t.paint(green, text)
+		return green
 	case strings.HasPrefix(text, "✗"):
-		return before + t.paint(red, text)
+		return red
 	}
-	if len(l) > 8 && l[5] == 's' && l[6] == ' ' {
-		return t.paint(dim, l[:6]) + l[6:]
+	return ""
+}
+
+// line paints a line of the log. The time is dim.
+func (t *Terminal) line(l saying) string {
+	if l.style != "" {
+		text := strings.TrimLeft(l.text, " ")
+		return l.text[:len(l.text)-len(text)] + t.paint(l.style, text)
 	}
-	return l
+	if len(l.text) > 8 && l.text[5] == 's' && l.text[6] == ' ' {
+		return t.paint(dim, l.text[:6]) + l.text[6:]
+	}
+	return l.text
 }
 
 // states are the words with a colour in the picture, in a column of their own.
