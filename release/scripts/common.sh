@@ -25,7 +25,7 @@ first_steps() {
 	cat <<'STEPS'
 weir is installed. Nothing is steered yet. Next:
   weir doctor                     what this kernel supports
-  weir examples                   configurations: write /etc/weir/weir.yaml from one
+  weir init                       write /etc/weir/weir.yaml for this host
   systemctl enable --now weir     apply it, now and after each boot
 STEPS
 }
