@@ -31,7 +31,7 @@ var (
 	// as in "the agent that sent it", the pronoun has its head and does not match.
 	headlessPattern = regexp.MustCompile(`(?i)\b(?:what|whatever|whoever)\b` +
 		`|(?:^|[.;:,(]\s*|\b(?:and|or|but|of|by|to|for|from|with|in|on|at|than|as|says?|tells?|knows?|sees?|asks?|shows?)\s+)who(?:se|m)?\b` +
-		`|\bthose\s+(?:that|which|who|whose|of|with|in|on|at|from|not|without)\b` +
+		`|\bthose\s+(?:that|which|who|whose|of|with|in|on|at|from|not|without|to|for|by|behind|below|above|before|after|beside|inside|outside|already|still|only|found|known|closed|seen|sent|left|made|held|set|missing|waiting)\b` +
 		`|\bthat\s+of\b` +
 		`|\bones?\s+(?:that|which|who|whose)\b`)
 
