@@ -9,7 +9,7 @@ import (
 	"github.com/weir-project/weir/internal/strictyaml"
 )
 
-// Interfaces compares the interfaces of a published instance with those of a file.
+// Interfaces compares the interfaces of a published instance with the interfaces in a file.
 type Interfaces struct {
 	strictyaml.Pos                           // of the instance in the file
 	Key             string                   // location in the file: "filter.sip: interfaces"

@@ -26,7 +26,7 @@ func (h *Host) Faults(ctx context.Context) ([]kernel.Fault, error) {
 	return h.check(ctx, kernel.NewChecker(h.Root))
 }
 
-// check returns the faults found from the pins and those known only to features.
+// check returns the faults found from the pins and the faults known only to features.
 func (h *Host) check(ctx context.Context, c *kernel.Checker) ([]kernel.Fault, error) {
 	faults, err := c.Check()
 	for _, f := range features {

@@ -116,7 +116,7 @@ func (h *Host) reason(ctx context.Context, text string, before []string, plan bo
 	return strings.Join(outages, "; ")
 }
 
-// rejects plans a configuration. It returns the outages beside those known before.
+// rejects plans a configuration. It returns the new outages.
 func (h *Host) rejects(ctx context.Context, text string, before []string) ([]string, error) {
 	cfg, err := ParseConfig("weir.yaml", []byte(text))
 	if err != nil {

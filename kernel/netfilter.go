@@ -25,7 +25,7 @@ type Netfilter struct {
 	Priority int32 // order at the hook, nftables chains included; the lowest runs first
 }
 
-// InetHook is a netfilter hook of the IP stack. The values are those of enum nf_inet_hooks in linux/netfilter.h.
+// InetHook is a netfilter hook of the IP stack. The values are from enum nf_inet_hooks in linux/netfilter.h.
 type InetHook uint32
 
 // Hook points.

@@ -45,7 +45,7 @@ func (r *Root) netnsCookie(i Instance) uint64 {
 const maxAsked = 8
 
 // cookieIn returns the cookie of a scope's namespace, or 0 if unknown. All instances of a scope share it, because taking
-// the lock removes those of a former namespace.
+// the lock removes instances of a former namespace.
 func (r *Root) cookieIn(scope string) uint64 {
 	all, _ := r.instancesIn(scope, "")
 	for _, i := range all[:min(len(all), maxAsked)] {

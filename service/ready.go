@@ -101,7 +101,7 @@ func (r *Ready) Check(ctx context.Context, ns *netns.Handle, a Asked) error {
 	c.Env = append(id.Environ(), "WEIR_SERVICE="+a.Service, "WEIR_SLOT="+strconv.Itoa(a.Slot),
 		"WEIR_PID="+strconv.Itoa(a.PID), "WEIR_NETNS="+a.Netns)
 	c.Stdout, c.Stderr = &out, &out
-	// The process group ends all children at once, and the family ends those outside the group. Without it they could
+	// The process group ends all children at once, and the family ends children outside the group. Without it they could
 	// keep the output open.
 	c.SysProcAttr = id.SysProcAttr()
 	c.WaitDelay = 100 * time.Millisecond

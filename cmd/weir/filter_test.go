@@ -90,7 +90,7 @@ func TestFilterCommands(t *testing.T) {
 	}
 }
 
-// apply prints its own warnings, also those missing from a plan made afterwards.
+// apply prints its own warnings, also warnings missing from a plan made afterwards.
 func TestApplyWarnsOfTheChange(t *testing.T) {
 	s := session{t, root(t)}
 	w := nstest.NewWire(t)

@@ -334,7 +334,7 @@ func (w *world) remove() {
 	}
 }
 
-// links returns the links pinned below the world's root, including those left by a killed process.
+// links returns the links pinned below the world's root, including the leftovers of a killed process.
 func (w *world) links() (all []object) {
 	w.t.Helper()
 	err := filepath.WalkDir(w.root.Path(), func(path string, d fs.DirEntry, err error) error {

@@ -191,8 +191,7 @@ func (w *world) passLingering(t *testing.T) {
 	})
 }
 
-// TestPassedToRefused does so for the queues of unread connections: refused ones, and those closed
-// at their deadline.
+// TestPassedToRefused does so for the queues of unread connections: refused ones, and connections closed at their deadline.
 func TestPassedToRefused(t *testing.T) {
 	nstest.NeedRoot(t)
 	gone := make(chan struct{})

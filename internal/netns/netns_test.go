@@ -103,8 +103,7 @@ func TestNamed(t *testing.T) {
 	}
 }
 
-// TestIPRoute2 checks that iproute2 sees namespaces made by Create, and Open those made by
-// iproute2.
+// TestIPRoute2 checks that iproute2 sees namespaces made by Create, and Open the namespaces of iproute2.
 func TestIPRoute2(t *testing.T) {
 	nstest.NeedRoot(t)
 	ip, err := exec.LookPath("ip")

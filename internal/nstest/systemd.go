@@ -134,7 +134,7 @@ func makeCgroups(t testing.TB) []string {
 	return dirs
 }
 
-// removeTree removes a cgroup and those below. Just killed processes keep theirs for a moment.
+// removeTree removes a cgroup and its descendants. Just killed processes keep theirs for a moment.
 func removeTree(dir string) error {
 	var dirs []string
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

@@ -54,7 +54,7 @@ func eachLink(pid int, f func(fd, target string) bool) error {
 	return nil
 }
 
-// readlinks returns the targets of descriptors, empty for those closed since the listing.
+// readlinks returns the targets of descriptors, empty for descriptors closed since the listing.
 func readlinks(dir string, entries []fs.DirEntry) ([]string, error) {
 	out := make([]string, len(entries))
 	for i, e := range entries {

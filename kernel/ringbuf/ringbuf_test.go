@@ -96,7 +96,7 @@ func read(t *testing.T, r *Reader[event], count int) (got []uint32) {
 	return nil
 }
 
-// Events arrive in order, including those sent before Open. A caller may leave the loop and resume later. The reader
+// Events arrive in order, including events sent before Open. A caller may leave the loop and resume later. The reader
 // does not need the map's descriptor.
 func TestReads(t *testing.T) {
 	m := newBuffer(t)

@@ -221,7 +221,7 @@ func (d *Demonstration) Kill(ctx context.Context) error { return d.killAndReturn
 // Upgrade replaces weir's programs under traffic.
 func (d *Demonstration) Upgrade(ctx context.Context) error { return d.upgrade(ctx) }
 
-// End ends the traffic, compares all records, and removes weir. The metrics are those of the experiment.
+// End ends the traffic, compares all records, and removes weir. The metrics are as in the experiment.
 func (d *Demonstration) End(ctx context.Context) error {
 	return d.end(ctx)
 }

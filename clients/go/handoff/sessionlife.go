@@ -93,7 +93,7 @@ func (s *Session) Close() error {
 	}
 	c := s.m.conn.Load()
 	known := s.keptOn == c || s.slot != nil // by a keeper, possibly after a rejection
-	// Bytes in the queue at close cause a reset. Those already read must not.
+	// Bytes in the queue at close cause a reset. Read bytes must not.
 	s.control(func(fd int) error { return sock.Discard(fd, uint64(s.seen)) })
 	s.shutdown() // the peer gets the FIN now, before the keeper also closes its duplicate
 	s.mu.Unlock()

@@ -75,7 +75,7 @@ func (s *Session) again(err error, by *time.Time) bool {
 	return by.IsZero() || time.Now().Before(*by)
 }
 
-// explain turns errors into *net.OpError values, like those of net.TCPConn.
+// explain turns errors into *net.OpError values, as net.TCPConn does.
 func (s *Session) explain(op string, err error) error {
 	if err == nil || err == io.EOF || errors.Is(err, ErrUncommitted) {
 		return err
@@ -194,7 +194,7 @@ func events(fd int) int16 {
 }
 
 // Write writes to the peer. After a predecessor's crash, the caller writes the bytes after its last
-// commit again. Write skips those already sent.
+// commit again. Write skips the sent bytes.
 func (s *Session) Write(p []byte) (int, error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()

@@ -13,7 +13,7 @@ import (
 	"github.com/weir-project/weir/feature"
 )
 
-// examine returns an error for conditions preventing sessions, and warns of those still missing.
+// examine returns an error for conditions preventing sessions, and warns of missing ones.
 func examine(plan *feature.Plan, c Config) error {
 	if _, err := loopCPUs(c.CPUs); err != nil {
 		return err

@@ -24,7 +24,7 @@ type Published struct {
 	Other bool     // its programs are another weir version's: see Upgrade
 }
 
-// All returns the engines of this host, except those for bfdd's sessions.
+// All returns the engines of this host, except engines for bfdd's sessions.
 func All(r *kernel.Root) ([]Published, instances.Unreadable, error) { return all(r, instanceName) }
 
 // AllHanded returns the engines for bfdd's sessions (OpenHanded), including abandoned ones: see Tick.
