@@ -12,7 +12,7 @@ import (
 	"github.com/weir-project/weir/internal/guardstate"
 )
 
-// destination is a set of guarded datagrams: to one port of a prefix.
+// destination selects the guarded datagrams to one port of a prefix.
 type destination struct {
 	prefix netip.Prefix
 	port   uint16
