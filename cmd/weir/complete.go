@@ -52,28 +52,87 @@ func completionCommand(root *cobra.Command) {
 	}
 }
 
-// complete completes a command's first argument, and the flags --service and --netns, with existing names. A command
-// without such an argument in its usage completes nothing.
+// complete completes a command's arguments and flags with existing names.
 func complete(c *cobra.Command, g *cli.Globals) {
-	fields := strings.Fields(c.Use)
-	if len(fields) > 1 && c.ValidArgsFunction == nil && c.ValidArgs == nil && c.Parent() != nil {
-		first := strings.Trim(fields[1], "[]{}")
-		if first == "udp" {
-			c.ValidArgsFunction = completeFirst(g, func(host.Status) []string { return []string{"udp", "tcp"} })
-		}
-		for _, f := range cli.Features() {
-			if of := f.Names[first]; of != nil && f.Name == commandFeature(c) {
-				c.ValidArgsFunction = completeFirst(g, of)
+	if c.ValidArgsFunction == nil && c.ValidArgs == nil && c.Parent() != nil && !c.HasSubCommands() {
+		c.ValidArgsFunction = argumentCompletion(g, c.Use)
+	}
+	flags := map[string]cli.Choice{
+		"service": func(*cobra.Command, *cli.Globals, []string) []string { return completed(g, everyName("SERVICE")) },
+		"netns":   func(*cobra.Command, *cli.Globals, []string) []string { return namespaces() },
+	}
+	for _, f := range cli.Features() {
+		for name, of := range f.Choices {
+			if flag, ok := strings.CutPrefix(name, "--"); ok && f.Name == commandFeature(c) {
+				flags[flag] = of
 			}
 		}
 	}
-	for flag, of := range map[string]func() []string{"service": func() []string { return completed(g, everyName("SERVICE")) }, "netns": namespaces} {
+	for flag, of := range flags {
 		if c.Flags().Lookup(flag) != nil {
-			_ = c.RegisterFlagCompletionFunc(flag, func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-				return of(), cobra.ShellCompDirectiveNoFileComp
+			_ = c.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+				return of(cmd, g, args), cobra.ShellCompDirectiveNoFileComp
 			})
 		}
 	}
+}
+
+// argumentCompletion completes the arguments of a usage: names, or files for FILE.
+func argumentCompletion(g *cli.Globals, use string) cobra.CompletionFunc {
+	words := arguments(use)
+	after := cobra.ShellCompDirectiveNoFileComp
+	if strings.Contains(use, " -- ") {
+		after = cobra.ShellCompDirectiveDefault // a program and its arguments
+	}
+	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		at := len(args)
+		if last := len(words) - 1; at > last && last >= 0 && strings.HasSuffix(words[last], "…") {
+			at = last
+		}
+		if at >= len(words) {
+			return nil, after
+		}
+		if words[at] == "FILE" {
+			return nil, cobra.ShellCompDirectiveDefault
+		}
+		return choices(cmd, g, strings.TrimSuffix(words[at], "…"), args), cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// arguments returns the names of the arguments in a usage, in their order, up to the first flag. A list ends with "…".
+func arguments(use string) (out []string) {
+	use = strings.NewReplacer("[", "", "]", "", "{", "", "}", "", " | ", "|").Replace(use)
+	for _, word := range strings.Fields(use)[1:] {
+		if strings.HasPrefix(word, "-") {
+			break
+		}
+		out = append(out, word)
+	}
+	return out
+}
+
+// choices returns the completions of an argument by its name. An alternative in small letters is itself a completion:
+// tcp|udp.
+func choices(cmd *cobra.Command, g *cli.Globals, name string, args []string) (out []string) {
+	for _, f := range cli.Features() {
+		if f.Name != commandFeature(cmd) {
+			continue
+		}
+		if of := f.Choices[name]; of != nil {
+			return of(cmd, g, args)
+		}
+		for part := range strings.SplitSeq(name, "|") {
+			if of := f.Names[part]; of != nil {
+				out = append(out, completed(g, of)...)
+			}
+		}
+	}
+	for part := range strings.SplitSeq(name, "|") {
+		if part == strings.ToLower(part) && !strings.HasPrefix(part, "-") {
+			out = append(out, part)
+		}
+	}
+	return out
 }
 
 // ownerKey is the annotation with the feature name of a command.
@@ -99,15 +158,6 @@ func everyName(kind string) func(host.Status) []string {
 		}
 		slices.Sort(out)
 		return slices.Compact(out)
-	}
-}
-
-func completeFirst(g *cli.Globals, of func(host.Status) []string) cobra.CompletionFunc {
-	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-		if len(args) > 0 {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		return completed(g, of), cobra.ShellCompDirectiveNoFileComp
 	}
 }
 

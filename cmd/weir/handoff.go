@@ -20,6 +20,7 @@ import (
 
 	"github.com/weir-project/weir/clients/go/handoff"
 	"github.com/weir-project/weir/cmd/weir/cli"
+	"github.com/weir-project/weir/feature/handoff/backend"
 	"github.com/weir-project/weir/feature/handoff/control"
 	"github.com/weir-project/weir/feature/handoff/keeper"
 	"github.com/weir-project/weir/feature/handoff/wire"
@@ -36,7 +37,80 @@ func init() {
 		},
 		Commands: func(g *cli.Globals) []*cobra.Command { return []*cobra.Command{handoffCommand(g)} },
 		Summary:  func(io.Writer, host.Status, bool, time.Time) {},
+		Names:    map[string]func(host.Status) []string{"BACKEND": ownBackend},
+		Choices:  map[string]cli.Choice{"SERVICE": keptServices, "SESSION|SERVICE/MEMBER": keptSessions, "TO": receivers},
 	})
+}
+
+// keptReports asks the keeper of a command line for its services.
+func keptReports(cmd *cobra.Command, g *cli.Globals) []handoff.ServiceReport {
+	ctx, cancel := context.WithTimeout(context.Background(), completing)
+	defer cancel()
+	socket := ""
+	if f := cmd.Flag("keeper"); f != nil {
+		socket = f.Value.String()
+	}
+	r, err := handoff.Status(ctx, cmp.Or(socket, keeperSocket(g)))
+	if err != nil {
+		return nil
+	}
+	return r.Services
+}
+
+func keptServices(cmd *cobra.Command, g *cli.Globals, _ []string) (out []string) {
+	for _, s := range keptReports(cmd, g) {
+		out = append(out, s.Name)
+	}
+	return out
+}
+
+// maxSessions bounds the completed sessions.
+const maxSessions = 100
+
+// keptSessions completes members, and sessions with their addresses.
+func keptSessions(cmd *cobra.Command, g *cli.Globals, _ []string) (out []string) {
+	var sessions []string
+	for _, s := range keptReports(cmd, g) {
+		for _, m := range s.Members {
+			out = append(out, s.Name+"/"+m.Name)
+		}
+		for _, x := range s.Sessions {
+			if x.Kind == "listener" { // it stays with its member
+				continue
+			}
+			sessions = append(sessions, cobra.CompletionWithDesc(x.ID, fmt.Sprintf("%s of %s/%s from %s", x.Kind, s.Name, x.Member, x.Remote)))
+		}
+	}
+	return append(out, sessions[:min(maxSessions, len(sessions))]...)
+}
+
+// receivers completes the other members of the service in the first argument.
+func receivers(cmd *cobra.Command, g *cli.Globals, args []string) (out []string) {
+	service, member, _ := strings.Cut(args[0], "/")
+	for _, s := range keptReports(cmd, g) {
+		at := slices.IndexFunc(s.Sessions, func(x handoff.SessionReport) bool { return x.ID == args[0] })
+		if at < 0 && s.Name != service {
+			continue
+		}
+		from := member
+		if at >= 0 {
+			from = s.Sessions[at].Member
+		}
+		for _, m := range s.Members {
+			if m.Name != from {
+				out = append(out, m.Name)
+			}
+		}
+	}
+	return out
+}
+
+// ownBackend returns the name of this backend.
+func ownBackend(st host.Status) []string {
+	if r, ok := host.Part[backend.Report](st, backend.Name); ok && r.Spec != nil {
+		return []string{r.Spec.Name}
+	}
+	return nil
 }
 
 func handoffCommand(g *cli.Globals) *cobra.Command {

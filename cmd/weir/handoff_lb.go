@@ -35,7 +35,56 @@ func init() {
 				printLB(w, s)
 			}
 		},
+		Names:   map[string]func(host.Status) []string{"NAME": balancers},
+		Choices: map[string]cli.Choice{"SERVICE": balancedServices, "BACKEND": balancedBackends},
 	})
+}
+
+// balancedSpec returns the applied section lb, nil if there is none or if this user may not read it.
+func balancedSpec(g *cli.Globals) *lb.Config {
+	ctx, cancel := context.WithTimeout(context.Background(), completing)
+	defer cancel()
+	st, err := lb.Feature{}.State(ctx, g.Host().Root)
+	if err != nil {
+		return nil
+	}
+	return st.Spec
+}
+
+func balancedServices(_ *cobra.Command, g *cli.Globals, _ []string) []string {
+	spec := balancedSpec(g)
+	if spec == nil {
+		return nil
+	}
+	return slices.Sorted(maps.Keys(spec.Services))
+}
+
+// balancedBackends completes the backends of the file, and those known to the agents.
+func balancedBackends(_ *cobra.Command, g *cli.Globals, _ []string) []string {
+	out := completed(g, func(st host.Status) (out []string) {
+		r, _ := host.Part[lb.Report](st, lb.Name)
+		for _, s := range r.Balancers {
+			for _, b := range s.Backends {
+				if b.Name != "" {
+					out = append(out, b.Name)
+				}
+			}
+		}
+		return out
+	})
+	if spec := balancedSpec(g); spec != nil {
+		out = slices.AppendSeq(out, maps.Keys(spec.Backends))
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+func balancers(st host.Status) (out []string) {
+	r, _ := host.Part[lb.Report](st, lb.Name)
+	for _, s := range r.Balancers {
+		out = append(out, s.Name)
+	}
+	return out
 }
 
 func lbCommand(g *cli.Globals) *cobra.Command {

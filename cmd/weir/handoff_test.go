@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -101,6 +102,21 @@ func TestHandoffCommands(t *testing.T) {
 	for _, want := range []string{"telemetry: 0 transferred", fmt.Sprint(s.ID()), c.LocalAddr().String(), "5 B"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("status lacks %q:\n%s", want, out)
+		}
+	}
+	// Shells complete members, sessions with their peers, and the other members of a session's service.
+	for line, want := range map[string]string{
+		"status":                        `telemetry\n:4\n`,
+		"send":                          fmt.Sprintf(`telemetry/0\ntelemetry/1\n%d\tsession of telemetry/0 from %s\n:4\n`, s.ID(), c.LocalAddr()),
+		"forget":                        `telemetry/0\ntelemetry/1\n.*`,
+		"send " + fmt.Sprint(s.ID()):    `1\n:4\n`,
+		"send telemetry/1":              `0\n:4\n`,
+		"send telemetry/1 0":            `:4\n`,
+		"--keeper " + socket + "x send": `:4\n`,
+	} {
+		args := append(append([]string{"__complete", "handoff", "--keeper", socket}, strings.Fields(line)...), "")
+		if out, errs, status := weir(t, args...); status != 0 || !regexp.MustCompile("(?s)^"+want+"$").MatchString(out) {
+			t.Errorf("%s: status %d, %s%s; want %s", line, status, out, errs, want)
 		}
 	}
 	if out, errs, status := weir(t, "handoff", "--keeper", socket, "send", fmt.Sprint(s.ID()), "1"); status != 0 || out != "1 moved\n" {

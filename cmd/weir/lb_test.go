@@ -77,6 +77,16 @@ func TestLBCommands(t *testing.T) {
 	if _, errs, status := weir(t, "--root", root, "lb", "override", "talk", "192.0.2.1:5", "b"); status != exitFailed || !strings.Contains(errs, `no backend "b" with a known location`) {
 		t.Errorf("status %d: %s", status, errs)
 	}
+	for line, want := range map[string]string{
+		"lb override":                    "talk\n:4\n",
+		"lb override talk 192.0.2.1:5":   "a\n:4\n",
+		"lb override talk 192.0.2.1:5 a": ":4\n",
+		"lb remove":                      "edge\n:4\n",
+	} {
+		if out, errs, status := weir(t, append(append([]string{"__complete", "--root", root}, strings.Fields(line)...), "")...); status != 0 || out != want {
+			t.Errorf("%s: status %d, %s%s; want %s", line, status, out, errs, want)
+		}
+	}
 	p.Kill() // the data path survives
 	if out, _, status := weir(t, "--root", root, "lb", "status"); status != 0 || !strings.Contains(out, "its agent does not answer") {
 		t.Errorf("status %d: %s", status, out)

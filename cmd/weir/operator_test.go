@@ -94,4 +94,22 @@ func TestWhereAndComplete(t *testing.T) {
 	s.run(0, "telemetry\n:4\n.*", "__complete", "bypass", "")
 	s.run(0, "udp\ntcp\n:4\n.*", "__complete", "explain", "")
 	s.run(0, ":4\n.*", "__complete", "bypass", "telemetry", "")
+	slots := `0\tpid \d+\n1\tno member\n:4\n.*`
+	for line, want := range map[string]string{
+		"steer drain telemetry --slot":             slots,
+		"steer move telemetry --to":                slots,
+		"steer devices --service telemetry --slot": slots,
+		"steer register telemetry":                 "tcp\nudp\n:4\n.*",
+		"bind add www":                             "tcp\nudp\n:4\n.*",
+		"handoff send":                             ":4\n.*",
+		"handoff forget":                           ":4\n.*",
+		"lb override":                              ":4\n.*",
+		"doctor":                                   ":4\n.*",
+		"status":                                   ":4\n.*",
+		"bind load":                                ":0\n.*",
+		"bind add www udp":                         ":4\n.*",
+		"steer run telemetry --slot 1 --":          ":0\n.*",
+	} {
+		s.run(0, want, append(append([]string{"__complete"}, strings.Fields(line)...), "")...)
+	}
 }

@@ -3,6 +3,8 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"io"
 	"net/netip"
@@ -32,6 +34,7 @@ func init() {
 		Summary: summarizeSteer,
 		Extend:  func(g *cli.Globals) cli.Extension { return &applyResets{g: g} },
 		Names:   map[string]func(host.Status) []string{"SERVICE": serviceNames},
+		Choices: map[string]cli.Choice{"--slot": slotNumbers, "--to": slotNumbers, "--without": slotNumbers, "--device": deviceNames, "ADDRESS|NAME": deviceNames},
 	})
 }
 
@@ -40,6 +43,47 @@ func serviceNames(st host.Status) (out []string) {
 	s, _ := host.Part[state.State](st, spec.Name)
 	for _, s := range s.Services {
 		out = append(out, s.Name)
+	}
+	return out
+}
+
+// namedService returns the service of a command line: its flag --service or its first argument. Commands without either
+// have the only service.
+func namedService(cmd *cobra.Command, args []string) string {
+	if f := cmd.Flags().Lookup("service"); f != nil {
+		return f.Value.String()
+	}
+	if len(args) > 0 {
+		return args[0]
+	}
+	return ""
+}
+
+// slotNumbers completes the slots of a service, with their members.
+func slotNumbers(cmd *cobra.Command, g *cli.Globals, args []string) []string {
+	return completed(g, func(st host.Status) (out []string) {
+		all, _ := host.Part[state.State](st, spec.Name)
+		s, err := all.Service(namedService(cmd, args))
+		if err != nil {
+			return nil
+		}
+		for _, slot := range s.Slots {
+			out = append(out, cobra.CompletionWithDesc(fmt.Sprint(slot.Slot), cmp.Or(slot.Member, "no member")))
+		}
+		return out
+	})
+}
+
+// deviceNames completes the sources of a service: names, or addresses of those without a name.
+func deviceNames(cmd *cobra.Command, g *cli.Globals, args []string) (out []string) {
+	ctx, cancel := context.WithTimeout(context.Background(), completing)
+	defer cancel()
+	d, err := host.Ask[steer.DeviceReport](ctx, g.Reader(), spec.Name, "devices", url.Values{"service": {namedService(cmd, args)}})
+	if err != nil {
+		return nil
+	}
+	for _, dev := range d.Devices {
+		out = append(out, cmp.Or(dev.Name, dev.Address.String()))
 	}
 	return out
 }

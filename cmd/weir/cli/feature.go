@@ -20,9 +20,15 @@ type Feature struct {
 	// prints something.
 	Summary func(w io.Writer, st host.Status, others bool, now time.Time)
 	Extend  func(g *Globals) Extension // nil: the feature adds nothing to weir apply
-	// Names maps an argument's name in the usage, for example SERVICE, to its completions. It serves the first argument.
+	// Names maps an argument's name in the usage, for example SERVICE, to its completions.
 	Names map[string]func(host.Status) []string
+	// Choices maps an argument's name in the usage, or a flag like --slot, to completions that depend on the arguments
+	// before it.
+	Choices map[string]Choice
 }
+
+// Choice returns completions. args are the arguments before the completed word, for a flag all of them.
+type Choice func(cmd *cobra.Command, g *Globals, args []string) []string
 
 // Extension is a feature's addition to weir apply.
 type Extension interface {
