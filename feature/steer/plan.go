@@ -133,7 +133,7 @@ func (Feature) Needs(c spec.Config) []kernel.Need {
 	share.Optional = !slices.ContainsFunc(c.Services, func(s spec.Service) bool { return s.SharePort })
 	copies := probe.TCFilter
 	copies.Optional = !slices.ContainsFunc(c.Services, func(s spec.Service) bool { return s.Copy != "" })
-	return append(spec.EngineNeeds(spec.EngineSkLookup), hook.SkReuseport, hook.ReuseportArray, engine.GroupPrograms, probe.PacketFilter, share, copies)
+	return append(spec.EngineNeeds(spec.EngineSkLookup), hook.SkReuseport, hook.ReuseportArray, hook.QueueMigration, engine.GroupPrograms, probe.PacketFilter, share, copies)
 }
 
 // State implements feature.Feature.

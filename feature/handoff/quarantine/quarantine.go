@@ -23,9 +23,9 @@ import (
 	"github.com/weir-project/weir/kernel/ringbuf"
 )
 
-// needs are the needs of a quarantine. Without tcx its programs are filters of the devices' clsact qdiscs, without
-// links.
-var needs = []kernel.Need{kernel.TCXLink, kernel.ClsactFilter}
+// Needs are the kernel features of a quarantine. Without tcx its programs are filters of the devices' clsact qdiscs,
+// without links.
+var Needs = []kernel.Need{kernel.TCXLink, kernel.ClsactFilter}
 
 // hasTCX is a variable because a test simulates a kernel without tcx.
 var hasTCX = func() bool { return kernel.TCXLink.Check() == nil }
@@ -73,7 +73,7 @@ const quarantineName = "quarantine"
 
 // Open creates the quarantine of a network namespace at these devices. Sessions of an existing quarantine stay.
 func Open(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices []string, log *slog.Logger) (_ *Quarantine, err error) {
-	if err := kernel.Require(needs); err != nil {
+	if err := kernel.Require(Needs); err != nil {
 		return nil, err
 	}
 	spec, err := bpf.LoadQuarantine()

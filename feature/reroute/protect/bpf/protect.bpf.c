@@ -18,9 +18,11 @@
 #include <linux/pkt_cls.h>
 #include <stddef.h>
 
+#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "clock.h"
 #include "links.h"
 #include "protect.h"
 #include "packet.h"
@@ -338,7 +340,7 @@ int reroute_ingress(struct __sk_buff *skb)
 	if (!id || id >= REROUTE_REPAIRS)
 		return NEXT;
 	r = bpf_map_lookup_elem(&reroute_repairs, &id);
-	if (!r || !is_down(r->slot) || bpf_ktime_get_coarse_ns() > fast_until)
+	if (!r || !is_down(r->slot) || weir_clock() > fast_until)
 		return NEXT;
 	parse6(ip, &p);
 	if (of_link(&p, p.addr[0]) || skb->mark == REROUTE_MARK)
