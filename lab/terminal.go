@@ -39,7 +39,7 @@ type Terminal struct {
 	closed  bool
 }
 
-// NewTerminal takes the screen of w until Close. It uses colours unless NO_COLOR is set.
+// NewTerminal takes the screen of w until Close. It uses colours unless NO_COLOR is set. w may be a recorder.
 func NewTerminal(w io.Writer, title string) *Terminal {
 	t := &Terminal{w: w, title: title, since: time.Now(), plain: os.Getenv("NO_COLOR") != ""}
 	fmt.Fprint(w, "\x1b[?1049h\x1b[?25l\x1b[2J") // the alternate screen, no cursor, cleared

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 	fmt "github.com/weir-project/weir/internal/printable"
+	"github.com/weir-project/weir/internal/terminal"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -97,6 +98,7 @@ func tell(text string) {
 	said := make(chan struct{})
 	go func() {
 		defer close(said)
+		terminal.Clear()
 		fmt.Fprintln(os.Stderr, "weir:", text)
 	}()
 	select {

@@ -17,6 +17,7 @@ import (
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/internal/safefile"
+	"github.com/weir-project/weir/internal/terminal"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -37,7 +38,10 @@ func main() {
 	ctx, stop := untilSignal()
 	defer stop()
 	host.SetVersion(version)
-	tellWait := func(text string) { fmt.Fprintln(os.Stderr, "weir:", text) }
+	tellWait := func(text string) {
+		terminal.Clear()
+		fmt.Fprintln(os.Stderr, "weir:", text)
+	}
 	kernel.OnWait(tellWait)
 	safefile.OnWait(tellWait)
 	c, out := newCommand(), &keptOutput{Writer: os.Stdout}
@@ -52,6 +56,7 @@ func main() {
 		if status, ok := errors.AsType[daemonStatus](err); ok {
 			os.Exit(int(status)) // weir steer run has printed the daemon's own message
 		}
+		terminal.Clear()
 		err = ended(ctx, err)
 		fmt.Fprintln(os.Stderr, "weir:", err)
 		os.Exit(exitStatus(err))
@@ -64,6 +69,9 @@ type keptOutput struct {
 	io.Writer
 	err error
 }
+
+// Fd returns the descriptor of standard output, for terminal.Is.
+func (o *keptOutput) Fd() uintptr { return os.Stdout.Fd() }
 
 func (o *keptOutput) Write(b []byte) (int, error) {
 	n, err := o.Writer.Write(b)

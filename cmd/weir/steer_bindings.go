@@ -304,6 +304,8 @@ func manyCommand(g *cli.Globals, keep bool, c *cobra.Command) *cobra.Command {
 			}
 			args = []string{"-"}
 		}
+		line := cli.Reading(cmd, args[0])
+		defer line.Stop()
 		all, err := bindings.LoadBindingsFile(args[0])
 		if err != nil {
 			return err
@@ -313,7 +315,9 @@ func manyCommand(g *cli.Globals, keep bool, c *cobra.Command) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			line.Step(fmt.Sprintf("comparing %d bindings", len(all)))
 			diff, err := bindings.DiffBindings(g.Host().Root, scope, all, keep)
+			line.Stop()
 			if err == nil {
 				printDiff(cmd.OutOrStdout(), diff, lines)
 				in.foretell(cmd, g, all, keep)
@@ -321,14 +325,17 @@ func manyCommand(g *cli.Globals, keep bool, c *cobra.Command) *cobra.Command {
 			return err
 		}
 		return in.locked(cmd, g, func(l *kernel.WriteLock, ns *netns.Handle) error {
+			line.Step(fmt.Sprintf("checking the effect of %d bindings", len(all)))
 			if err := allow.refuseBindings(cmd, l, ns, all, keep); err != nil {
 				return err
 			}
+			line.Step(fmt.Sprintf("binding %d prefixes", len(all)))
 			set := bindings.ReplaceBindings
 			if keep {
 				set = bindings.AddBindings
 			}
 			diff, err := set(l, ns, all)
+			line.Stop()
 			if err == nil {
 				warnConflicts(cmd, l, ns, diff.Added...)
 				printDiff(cmd.OutOrStdout(), diff, lines)

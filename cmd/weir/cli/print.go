@@ -6,12 +6,14 @@ import (
 	"encoding/json"
 	"io"
 	"log/slog"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/internal/ratelog"
+	"github.com/weir-project/weir/internal/terminal"
 )
 
 // PrintJSON prints v as JSON, with terminal control characters escaped.
@@ -19,6 +21,18 @@ func PrintJSON(cmd *cobra.Command, v any) error {
 	enc := json.NewEncoder(fmt.Writer(cmd.OutOrStdout()))
 	enc.SetIndent("", "  ")
 	return enc.Encode(v)
+}
+
+// Reading shows the progress of reading a file, and of further work, on the terminal of standard error. A person who
+// types the input sees no line.
+func Reading(cmd *cobra.Command, file string) *terminal.Line {
+	if file != "-" {
+		return terminal.Start(cmd.ErrOrStderr(), fmt.Sprintf("reading %s", file))
+	}
+	if in, ok := cmd.InOrStdin().(*os.File); ok && terminal.Is(in) {
+		return nil
+	}
+	return terminal.Start(cmd.ErrOrStderr(), "reading standard input")
 }
 
 // NewLog returns the log of a process. It is rate-limited and escapes terminal control characters.

@@ -135,7 +135,7 @@ rules after a possibly deciding rule are not evaluated.`,
 				filters[0].Lists = lists
 			}
 			// Show the packets before a truncation, and then the error.
-			tried, err := tryCapture(cmd.InOrStdin(), filters, capture, interpret)
+			tried, err := tryCapture(cmd, filters, capture, interpret)
 			if tried == nil {
 				return err
 			}
@@ -208,7 +208,7 @@ func filtersToTry(exprs []string, config, name string) ([]filter.Filter, error) 
 
 // tryCapture reads a capture once, for all filters. On a read error it returns the results of the packets before the
 // error.
-func tryCapture(stdin io.Reader, filters []filter.Filter, capture string, interpret bool) (out []triedFilter, err error) {
+func tryCapture(cmd *cobra.Command, filters []filter.Filter, capture string, interpret bool) (out []triedFilter, err error) {
 	var trials []*filter.Trial
 	for _, f := range filters {
 		t, err := filter.NewTrial(f, interpret)
@@ -218,7 +218,7 @@ func tryCapture(stdin io.Reader, filters []filter.Filter, capture string, interp
 		defer t.Close()
 		trials = append(trials, t)
 	}
-	in := stdin
+	in := cmd.InOrStdin()
 	if capture != "-" {
 		file, err := os.Open(capture)
 		if err != nil {
@@ -227,7 +227,9 @@ func tryCapture(stdin io.Reader, filters []filter.Filter, capture string, interp
 		defer file.Close()
 		in = file
 	}
-	unread := filter.ReadCapture(in, trials...)
+	line := cli.Reading(cmd, capture)
+	unread := filter.ReadCapture(line.Reader(in), trials...)
+	line.Stop()
 	if unread != nil && !errors.Is(unread, filter.ErrCutShort) {
 		return nil, usageIfExpression(fmt.Errorf("%s: %w", capture, unread))
 	}

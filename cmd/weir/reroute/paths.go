@@ -21,6 +21,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/protect"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
+	"github.com/weir-project/weir/internal/terminal"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -45,7 +46,7 @@ delayed by a stall of this host.`,
 				if g.JSON {
 					err = cli.PrintJSON(cmd, st)
 				} else if watch {
-					_, _ = io.WriteString(cmd.OutOrStdout(), "\x1b[H\x1b[2J") // ignore the error, like fmt.Fprint
+					terminal.Erase(cmd.OutOrStdout())
 					printReroute(cmd.OutOrStdout(), st)
 				} else {
 					cli.TellFaults(cmd, g, "reroute")

@@ -25,6 +25,7 @@ import (
 	"github.com/weir-project/weir/host"
 	"github.com/weir-project/weir/internal/netns"
 	fmt "github.com/weir-project/weir/internal/printable"
+	"github.com/weir-project/weir/internal/terminal"
 )
 
 func init() {
@@ -159,15 +160,20 @@ func (f *planFlags) run(cmd *cobra.Command, g *cli.Globals) error {
 	case (f.yaml || f.apply) && g.JSON:
 		return cli.Usage(errors.New("--json cannot be combined with --yaml or --apply: leave one out"))
 	}
+	line := cli.Reading(cmd, cmp.Or(f.file, "the topology from FRR"))
+	defer line.Stop()
 	n, err := f.read(cmd.InOrStdin())
 	if err != nil {
 		return err
 	}
+	line.Step(fmt.Sprintf("planning repairs of %d routers", len(n.Nodes)))
+	f.question.Progress = func(done, total int) { line.Of(int64(done), int64(total)) }
 	if f.audit {
-		return f.runAudit(cmd, g, n)
+		return f.runAudit(cmd, g, n, line)
 	}
 	f.question.Summary = f.question.Node == "" && f.question.Destination == "" && !g.JSON
 	a, err := plan.Ask(n, f.question)
+	line.Stop()
 	if err != nil {
 		return err
 	}
@@ -226,7 +232,7 @@ func (f *planFlags) install(cmd *cobra.Command, g *cli.Globals, a *plan.Answer) 
 	return err
 }
 
-func (f *planFlags) runAudit(cmd *cobra.Command, g *cli.Globals, n *topo.Network) error {
+func (f *planFlags) runAudit(cmd *cobra.Command, g *cli.Globals, n *topo.Network, line *terminal.Line) error {
 	if f.question.Node != "" {
 		n.Self = f.question.Node
 	}
@@ -240,6 +246,7 @@ func (f *planFlags) runAudit(cmd *cobra.Command, g *cli.Globals, n *topo.Network
 		return err
 	}
 	r, err := audit.Run(audit.Local(f.sockets), n, f.question.Options, own.Paths)
+	line.Stop()
 	if err != nil {
 		return err
 	}

@@ -17,7 +17,8 @@ type Question struct {
 	// Summary omits the rows: a large network has millions.
 	Summary bool
 	// Change asks for detours instead: Node's handling of packets while routers learn of a failure anywhere.
-	Change Change
+	Change   Change
+	Progress func(done, total int) // routers, or failures of a change; nil: nobody waits
 	Options
 }
 
@@ -102,7 +103,7 @@ func Ask(n *topo.Network, q Question) (*Answer, error) {
 	a := &Answer{Network: n.Name, Nodes: len(n.Nodes), Links: len(n.Links) / 2, Mode: q.Mode, Notes: n.Notes, Planner: New(n),
 		Repairs: []RepairRow{}, Unprotected: []UnprotectedRow{}, Routers: []RouterRow{}}
 	if a.Change = q.Change; q.Change != None {
-		return a, a.detours(n, node, destination)
+		return a, a.detours(n, node, destination, q.progress)
 	}
 	for i := range n.Nodes {
 		if node >= 0 && i != node {
@@ -113,8 +114,15 @@ func Ask(n *topo.Network, q Question) (*Answer, error) {
 			return nil, err
 		}
 		a.add(p, destination, q.Summary)
+		q.progress(i+1, len(n.Nodes))
 	}
 	return a, nil
+}
+
+func (q Question) progress(done, total int) {
+	if q.Progress != nil {
+		q.Progress(done, total)
+	}
 }
 
 // add counts a plan's repairs and adds its rows.
@@ -151,7 +159,7 @@ func (a *Answer) add(p *Plan, destination int, summary bool) {
 }
 
 // detours adds one router's detours during changes to the answer.
-func (a *Answer) detours(n *topo.Network, node, destination int) error {
+func (a *Answer) detours(n *topo.Network, node, destination int, progress func(done, total int)) error {
 	if node < 0 {
 		return errors.New("detours are planned for one router: name it with --node")
 	}
@@ -168,6 +176,7 @@ func (a *Answer) detours(n *topo.Network, node, destination int) error {
 		for _, d := range missing {
 			p.Unprotected = append(p.Unprotected, Unprotected{i, d, MissingSIDs})
 		}
+		progress(i+1, len(failures))
 	}
 	a.add(p, destination, false)
 	return nil

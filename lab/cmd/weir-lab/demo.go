@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/weir-project/weir/internal/terminal"
 	"github.com/weir-project/weir/lab"
 	"github.com/weir-project/weir/lab/cast"
 	"github.com/weir-project/weir/lab/demo"
@@ -95,7 +96,7 @@ func (f demoFlags) play(ctx context.Context, d demo.Demo) error {
 		recorder = cast.New(title, lab.Columns, lab.Rows)
 		screens = append(screens, recorder)
 	}
-	live := isTerminal(os.Stdout)
+	live := terminal.Is(os.Stdout)
 	if live {
 		screens = append(screens, os.Stdout)
 	}

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/weir-project/weir/internal/terminal"
 	"github.com/weir-project/weir/lab"
 )
 
@@ -51,18 +53,11 @@ experiments and replace their sections of the file. Other sections stay unchange
 			}
 			var page bytes.Buffer
 			fmt.Fprintf(&page, "# Results\n\nWritten by `make results` on %s. Failed claims are marked **falls short**.\n", time.Now().Format(time.DateOnly))
-			failed := false
-			for _, x := range lab.Experiments() {
-				if len(names) > 0 && !slices.Contains(names, x.Name) {
-					page.WriteString(before[x.Name])
-					continue
-				}
-				r, err := lab.Execute(cmd.Context(), x, lab.Options{Size: f.size(), Seed: 1, Watch: &lab.Log{W: os.Stderr, Since: time.Now()}, Pictures: filepath.Dir(out)})
-				if err != nil {
-					return fmt.Errorf("%s: %w; no file was written", x.Name, err)
-				}
-				failed = failed || r.Failed(false)
-				writeResult(&page, r, x)
+			failed, err := measure(cmd.Context(), os.Stderr, &page, lab.Experiments(), func(x lab.Experiment) (string, bool) {
+				return before[x.Name], len(names) > 0 && !slices.Contains(names, x.Name)
+			}, lab.Options{Size: f.size(), Seed: 1, Pictures: filepath.Dir(out)})
+			if err != nil {
+				return err
 			}
 			if err := os.WriteFile(out, page.Bytes(), 0o644); err != nil {
 				return err
@@ -76,6 +71,36 @@ experiments and replace their sections of the file. Other sections stay unchange
 	c.Flags().StringVar(&out, "out", "docs/RESULTS.md", "file to write")
 	c.Flags().BoolVar(&quick, "quick", false, "limit each experiment to 60 s")
 	return c
+}
+
+// measure runs experiments and writes their sections to page. kept returns the old section of an experiment to omit. The
+// log goes to w, and its progress if w is a terminal.
+func measure(ctx context.Context, w io.Writer, page io.Writer, all []lab.Experiment, kept func(lab.Experiment) (string, bool), o lab.Options) (failed bool, err error) {
+	runs := int64(0)
+	for _, x := range all {
+		if _, keep := kept(x); !keep {
+			runs++
+		}
+	}
+	line, done := terminal.Start(w, "experiments"), int64(0)
+	defer line.Stop()
+	o.Watch = &lab.Log{W: line.Writer(w), Since: time.Now()}
+	for _, x := range all {
+		if old, keep := kept(x); keep {
+			fmt.Fprint(page, old)
+			continue
+		}
+		line.Step(fmt.Sprintf("experiment %d of %d, %s", done+1, runs, x.Name))
+		line.Of(done, runs)
+		r, err := lab.Execute(ctx, x, o)
+		if err != nil {
+			return failed, fmt.Errorf("%s: %w; no file was written", x.Name, err)
+		}
+		done++
+		failed = failed || r.Failed(false)
+		writeResult(page, r, x)
+	}
+	return failed, nil
 }
 
 // sections returns the sections of a page by experiment, each with its heading and the preceding empty

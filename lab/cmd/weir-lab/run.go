@@ -15,8 +15,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/internal/terminal"
 	"github.com/weir-project/weir/lab"
 )
 
@@ -91,7 +91,7 @@ func run(ctx context.Context, x lab.Experiment, f runFlags) error {
 	}
 	o := lab.Options{Size: f.size(), Seed: f.seed, Control: f.without, Keep: f.keep}
 	done := func() {}
-	if !f.json && isTerminal(os.Stdout) {
+	if !f.json && terminal.Is(os.Stdout) {
 		t := lab.NewTerminal(os.Stdout, fmt.Sprintf("weir-lab run %s (%s, seed %d)", x.Name, o.Size, o.Seed))
 		o.Watch, done = t, t.Close
 	} else {
@@ -135,9 +135,4 @@ func impossible(err error) bool {
 
 func printJSON(w io.Writer, r *lab.Result) error {
 	return json.NewEncoder(w).Encode(r)
-}
-
-func isTerminal(f *os.File) bool {
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil
 }
