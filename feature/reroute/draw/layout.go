@@ -31,7 +31,7 @@ func layout(n *topo.Network) []topo.Point {
 	if len(placed) < len(at) {
 		at = bestLayout(n, at, fixed, centre, radius)
 	}
-	return spread(at, radius)
+	return at
 }
 
 // bestLayout tries several start circles and keeps the layout with the fewest crossings. A single start often leaves
@@ -146,35 +146,4 @@ func relax(n *topo.Network, at []topo.Point, fixed []bool, radius float64) {
 			}
 		}
 	}
-}
-
-// spread moves routers apart if they are at almost one place: sites of one city.
-func spread(at []topo.Point, radius float64) []topo.Point {
-	out := slices.Clone(at)
-	least := radius / 18
-	for range 40 {
-		moved := false
-		for i := range out {
-			for j := range i {
-				dx, dy := out[i].X-out[j].X, out[i].Y-out[j].Y
-				d := math.Hypot(dx, dy)
-				if d >= least {
-					continue
-				}
-				if d == 0 {
-					dx, dy, d = math.Cos(float64(i)), math.Sin(float64(i)), 1
-				}
-				by := (least - d) / 2
-				out[i].X += dx / d * by
-				out[i].Y += dy / d * by
-				out[j].X -= dx / d * by
-				out[j].Y -= dy / d * by
-				moved = true
-			}
-		}
-		if !moved {
-			break
-		}
-	}
-	return out
 }

@@ -13,7 +13,7 @@ import (
 func Repair(a *plan.Answer, row plan.RepairRow) []byte {
 	n, f := row.Plan.Network, row.Plan.Failures[row.Repair.Failure]
 	s := Scene{Failed: f.Links, Gone: f.Node, Out: row.Repair.Out, After: a.Planner.Path(row.Plan.Node, row.Repair),
-		Before: before(a.Planner, row, f)}
+		Before: pathBefore(a.Planner, row, f)}
 	for _, seg := range row.Repair.Segments {
 		s.Segments = append(s.Segments, Stop{seg.Node, seg.Link})
 	}
@@ -28,8 +28,8 @@ func Repair(a *plan.Answer, row plan.RepairRow) []byte {
 	return SVG(n, s)
 }
 
-// before returns the path broken by the failure: over one of the failed links.
-func before(p *plan.Planner, row plan.RepairRow, f plan.Failure) []int {
+// pathBefore returns the path broken by the failure: over one of the failed links.
+func pathBefore(p *plan.Planner, row plan.RepairRow, f plan.Failure) []int {
 	n := row.Plan.Network
 	for _, l := range f.Local {
 		rest := p.Native(n.Links[l].To, row.Repair.Destination)

@@ -4,13 +4,14 @@
 package draw
 
 import (
-	"encoding/xml"
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
 	"strings"
 
 	"github.com/weir-project/weir/feature/reroute/topo"
+	draws "github.com/weir-project/weir/internal/picture"
 )
 
 // Scene is the content of a picture.
@@ -29,89 +30,98 @@ type Stop struct {
 	Node, Link int // Link is -1 for none
 }
 
-// Dimensions in the picture's own units.
-const (
-	width  = 1000
-	margin = 60
-	line   = 20 // of the title
-	radius = 7  // of a router
-)
-
-const (
-	grey   = "#b8bec6"
-	red    = "#d62839"
-	blue   = "#3572b0"
-	green  = "#1b8a5a"
-	orange = "#e08e0b"
-)
+// styles are the colours and lines, for light and dark pages.
+const styles = `.link { stroke: #afb8c1; stroke-width: 1.6; fill: none } .to { stroke: #8c959f; stroke-width: 0.8 }
+.failed { stroke: #d1242f; stroke-width: 2; stroke-dasharray: 6 4; fill: none } .cross { stroke: #d1242f; stroke-width: 3.5 }
+.before { stroke: #0969da; stroke-width: 3; stroke-dasharray: 2 5; stroke-linecap: round; fill: none }
+.repair { stroke: #1a7f37; stroke-width: 4.5; fill: none } .tip { fill: #1a7f37 }
+.stop { fill: #bc4c00; stroke: #ffffff; stroke-width: 1.5 } .number { fill: #ffffff; font-weight: bold }
+.router { fill: #ffffff; stroke: #3c434c; stroke-width: 1.6 } .end { fill: #3c434c } .gone { fill: #ffebe9; stroke: #d1242f }
+@media (prefers-color-scheme: dark) {
+.link { stroke: #565e68 } .to { stroke: #6e7681 } .failed, .cross { stroke: #f85149 } .before { stroke: #4493f8 }
+.repair { stroke: #3fb950 } .tip { fill: #3fb950 } .stop { stroke: #0d1117 }
+.router { fill: #0d1117; stroke: #b1bac4 } .end { fill: #b1bac4 } .gone { fill: #490202; stroke: #f85149 }
+}`
 
 type picture struct {
 	strings.Builder
-	n      *topo.Network
-	s      Scene
-	at     []topo.Point
-	height float64
-	boxes  []box    // occupied areas
-	labels []string // labels of links, written over the paths
+	n             *topo.Network
+	s             Scene
+	at            []topo.Point
+	width         float64
+	top, bottom   float64 // of the routers and their names
+	stretched     bool    // not to scale
+	space         *space
+	names         []text
+	ofLinks       []text // metrics
+	nameless, far int    // names left out, and names away from their routers
+	unlabelled    int    // metrics left out
 }
-
-type box struct{ x0, y0, x1, y1 float64 }
 
 // SVG draws a network.
 func SVG(n *topo.Network, s Scene) []byte {
-	p := &picture{n: n, s: s}
-	p.fit()
-	fmt.Fprintf(p, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %.0f" font-family="sans-serif" font-size="12">`+"\n", width, p.height)
-	fmt.Fprintf(p, `<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="3.4" markerHeight="3.4" orient="auto"><path d="M0 0L8 4L0 8z" fill="%s"/></marker></defs>`+"\n", green)
-	fmt.Fprintf(p, `<rect width="%d" height="%.0f" fill="white"/>`+"\n", width, p.height)
+	p := fit(n, s)
+	notes := p.notes()
+	height := p.bottom + foot + float64(len(notes)*line)
+	draws.Head(p, p.width, math.Round(height), cmp.Or(strings.Join(s.Title, "; "), n.Name, "Network"), styles)
+	p.WriteString(`<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="3.4" markerHeight="3.4" orient="auto"><path d="M0 0L8 4L0 8z" class="tip"/></marker></defs>` + "\n")
 	for i, text := range s.Title {
-		weight := "normal"
+		class := ""
 		if i == 0 {
-			weight = "bold"
+			class = ` class="b"`
 		}
-		fmt.Fprintf(p, `<text x="20" y="%d" font-size="15" font-weight="%s">%s</text>`+"\n", 26+i*line, weight, escape(text))
+		size := min(15, 15*(p.width-40)/draws.Width(text, 15, i == 0))
+		fmt.Fprintf(p, `<text x="20" y="%d" font-size="%.3g"%s>%s</text>`+"\n", 26+i*line, size, class, draws.Escape(text))
 	}
-	p.links()
-	p.path(s.Before, blue, 3, ` stroke-dasharray="2 5" stroke-linecap="round"`, -1)
-	p.path(s.After, green, 4.5, ` marker-end="url(#tip)"`, s.Out)
-	for _, l := range p.labels {
-		p.WriteString(l)
-	}
-	p.nodes()
+	p.lines()
+	p.texts()
 	p.stops()
-	p.legend()
+	p.legend(p.bottom + foot - 18)
+	for i, note := range notes {
+		fmt.Fprintf(p, `<text x="20" y="%.0f" class="dim">%s</text>`+"\n", p.bottom+foot-18+float64((i+1)*line), draws.Escape(note))
+	}
 	p.WriteString("</svg>\n")
 	return []byte(p.String())
 }
 
-func escape(text string) string {
-	var b strings.Builder
-	_ = xml.EscapeText(&b, []byte(text)) // a Builder never fails
-	return b.String()
+// notes says where the picture differs from the network.
+func (p *picture) notes() (out []string) {
+	if p.stretched && slices.ContainsFunc(p.n.Nodes, func(x topo.Node) bool { return x.At != nil }) {
+		out = append(out, "not to scale: crowded parts are enlarged, wide gaps are shortened")
+	}
+	if p.nameless > 0 {
+		out = append(out, fmt.Sprintf("no room for the names of %d routers: point at a router to see its name", p.nameless))
+	}
+	return out
 }
 
-// fit scales the layout to the picture.
-func (p *picture) fit() {
-	p.at = layout(p.n)
-	low, high := p.at[0], p.at[0]
-	for _, a := range p.at {
-		low = topo.Point{X: min(low.X, a.X), Y: min(low.Y, a.Y)}
-		high = topo.Point{X: max(high.X, a.X), Y: max(high.Y, a.Y)}
-	}
-	scale := float64(width-2*margin) / max(high.X-low.X, (high.Y-low.Y)*1.1, 1e-9)
-	top := float64(margin + len(p.s.Title)*line)
-	left := (width - scale*(high.X-low.X)) / 2
-	for i, a := range p.at {
-		p.at[i] = topo.Point{X: left + scale*(a.X-low.X), Y: top + scale*(high.Y-a.Y)}
-		p.boxes = append(p.boxes, around(p.at[i], radius+1))
-	}
-	p.height = top + scale*(high.Y-low.Y) + margin + 30
+// curve is the line of a link: a quadratic Bézier curve.
+type curve struct{ from, control, to topo.Point }
+
+// point returns a point of the curve, from 0 to 1.
+func (c curve) point(t float64) topo.Point {
+	a, b, d := (1-t)*(1-t), 2*t*(1-t), t*t
+	return topo.Point{X: a*c.from.X + b*c.control.X + d*c.to.X, Y: a*c.from.Y + b*c.control.Y + d*c.to.Y}
 }
 
-func around(a topo.Point, r float64) box { return box{a.X - r, a.Y - r, a.X + r, a.Y + r} }
+// beside returns the point at a distance from the curve.
+func (c curve) beside(t, distance float64) topo.Point {
+	p, d := c.point(t), max(math.Hypot(c.to.X-c.from.X, c.to.Y-c.from.Y), 1)
+	return topo.Point{X: p.X - (c.to.Y-c.from.Y)/d*distance*1.4, Y: p.Y + (c.to.X-c.from.X)/d*distance}
+}
+
+// path returns the curve for SVG. It ends at the routers' rims, so arrow heads are visible.
+func (c curve) path() string {
+	rim := func(from, to topo.Point) topo.Point {
+		d := max(math.Hypot(to.X-from.X, to.Y-from.Y), 1)
+		return topo.Point{X: from.X + (to.X-from.X)/d*radius, Y: from.Y + (to.Y-from.Y)/d*radius}
+	}
+	s, e := rim(c.from, c.control), rim(c.to, c.control)
+	return fmt.Sprintf("M%.1f %.1fQ%.1f %.1f %.1f %.1f", s.X, s.Y, c.control.X, c.control.Y, e.X, e.Y)
+}
 
 // curve returns the line of a link, bent if there are parallel links.
-func (p *picture) curve(link int) (d string, middle topo.Point) {
+func (p *picture) curve(link int) curve {
 	l := p.n.Links[link]
 	forth := link
 	if l.From > l.To {
@@ -132,87 +142,70 @@ func (p *picture) curve(link int) (d string, middle topo.Point) {
 		bend = -bend
 	}
 	dx, dy := b.X-a.X, b.Y-a.Y
-	d0 := max(math.Hypot(dx, dy), 1)
-	control := topo.Point{X: (a.X+b.X)/2 - dy/d0*bend, Y: (a.Y+b.Y)/2 + dx/d0*bend}
-	middle = topo.Point{X: (a.X + b.X + 2*control.X) / 4, Y: (a.Y + b.Y + 2*control.Y) / 4}
-	// Lines end at the rims, so arrow heads are visible.
-	rim := func(from, to topo.Point) topo.Point {
-		d := max(math.Hypot(to.X-from.X, to.Y-from.Y), 1)
-		return topo.Point{X: from.X + (to.X-from.X)/d*radius, Y: from.Y + (to.Y-from.Y)/d*radius}
-	}
-	s, e := rim(a, control), rim(b, control)
-	return fmt.Sprintf("M%.1f %.1fQ%.1f %.1f %.1f %.1f", s.X, s.Y, control.X, control.Y, e.X, e.Y), middle
+	d := max(math.Hypot(dx, dy), 1)
+	return curve{a, topo.Point{X: (a.X+b.X)/2 - dy/d*bend, Y: (a.Y+b.Y)/2 + dx/d*bend}, b}
 }
 
-func (p *picture) links() {
-	metrics := len(p.n.Links) <= 160 && slices.ContainsFunc(p.n.Links, func(l topo.Link) bool { return l.Metric != p.n.Links[0].Metric })
-	label := func(format string, a ...any) { p.labels = append(p.labels, fmt.Sprintf(format, a...)) }
+func (p *picture) failed(link int) bool {
+	return slices.Contains(p.s.Failed, link) || slices.Contains(p.s.Failed, p.n.Links[link].Reverse)
+}
+
+// lines draws links, paths and lines from routers to distant names.
+func (p *picture) lines() {
 	for i, l := range p.n.Links {
 		if i > l.Reverse {
 			continue
 		}
-		d, middle := p.curve(i)
-		if slices.Contains(p.s.Failed, i) || slices.Contains(p.s.Failed, l.Reverse) {
-			fmt.Fprintf(p, `<path d="%s" fill="none" stroke="%s" stroke-width="2" stroke-dasharray="6 4"/>`+"\n", d, red)
-			label(`<path d="M%.1f %.1fl12 12m0 -12l-12 12" stroke="%s" stroke-width="3.5"/>`+"\n", middle.X-6, middle.Y-6, red)
-			p.boxes = append(p.boxes, around(middle, 8))
-			continue
+		class := "link"
+		if p.failed(i) {
+			class = "failed"
 		}
-		fmt.Fprintf(p, `<path d="%s" fill="none" stroke="%s" stroke-width="1.6"/>`+"\n", d, grey)
-		if metrics {
-			text := fmt.Sprint(l.Metric)
-			if back := p.n.Links[l.Reverse].Metric; back != l.Metric {
-				text += "/" + fmt.Sprint(back)
-			}
-			half := 3.2 * float64(len(text))
-			b := box{middle.X - half, middle.Y - 6, middle.X + half, middle.Y + 6}
-			if p.free(b) {
-				p.boxes = append(p.boxes, b)
-				label(`<text x="%.1f" y="%.1f" font-size="10" fill="#68707a" text-anchor="middle" paint-order="stroke" stroke="white" stroke-width="4">%s</text>`+"\n",
-					middle.X, middle.Y+4, text)
-			}
+		fmt.Fprintf(p, `<path d="%s" class="%s"/>`+"\n", p.curve(i).path(), class)
+	}
+	for _, t := range p.names {
+		if t.line != nil {
+			fmt.Fprintf(p, `<path d="M%.1f %.1fL%.1f %.1f" class="to"/>`+"\n", t.line[0].X, t.line[0].Y, t.line[1].X, t.line[1].Y)
+		}
+	}
+	for _, l := range p.before() {
+		fmt.Fprintf(p, `<path d="%s" class="before"/>`+"\n", p.curve(l).path())
+	}
+	for _, l := range p.after() {
+		fmt.Fprintf(p, `<path d="%s" class="repair" marker-end="url(#tip)"/>`+"\n", p.curve(l).path())
+	}
+	for i, l := range p.n.Links {
+		if i < l.Reverse && p.failed(i) {
+			m := p.curve(i).point(0.5)
+			fmt.Fprintf(p, `<path d="M%.1f %.1fl12 12m0 -12l-12 12" class="cross"/>`+"\n", m.X-6, m.Y-6)
 		}
 	}
 }
 
-func (p *picture) free(b box) bool {
-	return !slices.ContainsFunc(p.boxes, func(o box) bool { return b.x0 < o.x1 && o.x0 < b.x1 && b.y0 < o.y1 && o.y0 < b.y1 })
-}
+// before returns the links of the path before the failure.
+func (p *picture) before() []int { return p.links(p.s.Before, -1, nil) }
 
-// path draws a path. first is its first link, or -1.
-func (p *picture) path(routers []int, colour string, stroke float64, more string, first int) {
+// after returns the links of the repair: its first link, and the links of adjacency segments, not parallel ones.
+func (p *picture) after() []int { return p.links(p.s.After, p.s.Out, p.s.Segments) }
+
+func (p *picture) links(routers []int, first int, segments []Stop) (out []int) {
 	for i := 1; i < len(routers); i++ {
 		link := -1
 		if i == 1 {
 			link = first
 		}
-		for _, s := range p.s.Segments { // use the adjacency segment's link, not a parallel one
-			if link < 0 && colour == green && s.Link >= 0 && p.n.Links[s.Link].From == routers[i-1] && p.n.Links[s.Link].To == routers[i] {
+		for _, s := range segments {
+			if link < 0 && s.Link >= 0 && p.n.Links[s.Link].From == routers[i-1] && p.n.Links[s.Link].To == routers[i] {
 				link = s.Link
 			}
 		}
 		if link < 0 {
 			link = p.cheapest(routers[i-1], routers[i])
 		}
-		if link < 0 {
-			continue
-		}
-		d, middle := p.curve(link)
-		fmt.Fprintf(p, `<path d="%s" fill="none" stroke="%s" stroke-width="%.1f"%s/>`+"\n", d, colour, stroke, more)
-		p.keepClear(p.at[routers[i-1]], middle, p.at[routers[i]])
-	}
-}
-
-// keepClear reserves the space along a path, so labels avoid it.
-func (p *picture) keepClear(points ...topo.Point) {
-	for i := 1; i < len(points); i++ {
-		a, b := points[i-1], points[i]
-		steps := int(math.Hypot(b.X-a.X, b.Y-a.Y)/8) + 1
-		for k := range steps {
-			part := float64(k) / float64(steps)
-			p.boxes = append(p.boxes, around(topo.Point{X: a.X + (b.X-a.X)*part, Y: a.Y + (b.Y-a.Y)*part}, 4))
+		if link >= 0 {
+			out = append(out, link)
 		}
 	}
+	return out
 }
 
 func (p *picture) cheapest(from, to int) int {
@@ -225,109 +218,68 @@ func (p *picture) cheapest(from, to int) int {
 	return best
 }
 
-func (p *picture) nodes() {
+// texts draws routers, names and metrics.
+func (p *picture) texts() {
+	for _, t := range p.ofLinks {
+		fmt.Fprintf(p, `<text x="%.1f" y="%.1f" font-size="%d" text-anchor="middle" class="dim halo">%s</text>`+"\n", t.x, t.box.y1-2.5, metricSize, t.text)
+	}
 	for i, a := range p.at {
-		fill, edge := "white", "#3c434c"
+		class := "router"
 		switch {
 		case i == p.s.Gone:
-			fill, edge = "#fbdcdf", red
+			class = "router gone"
 		case len(p.s.After) > 0 && (i == p.s.After[0] || i == p.s.After[len(p.s.After)-1]):
-			fill = "#3c434c"
+			class = "router end"
 		}
-		fmt.Fprintf(p, `<circle cx="%.1f" cy="%.1f" r="%d" fill="%s" stroke="%s" stroke-width="1.6"/>`+"\n", a.X, a.Y, radius, fill, edge)
+		fmt.Fprintf(p, `<circle cx="%.1f" cy="%.1f" r="%d" class="%s"><title>%s</title></circle>`+"\n", a.X, a.Y, radius, class, draws.Escape(p.n.Nodes[i].Name))
 		if i == p.s.Gone {
-			fmt.Fprintf(p, `<path d="M%.1f %.1fl10 10m0 -10l-10 10" stroke="%s" stroke-width="3"/>`+"\n", a.X-5, a.Y-5, red)
+			fmt.Fprintf(p, `<path d="M%.1f %.1fl10 10m0 -10l-10 10" class="cross"/>`+"\n", a.X-5, a.Y-5)
 		}
 	}
-	for _, s := range p.s.Segments {
-		if s.Link < 0 {
-			p.boxes = append(p.boxes, around(p.at[s.Node], 12))
+	for _, t := range p.names {
+		class := "halo"
+		if t.bold {
+			class = "halo b"
 		}
-	}
-	// Routers on the path first: they get the good places.
-	order := slices.Clone(p.s.After)
-	for i := range p.at {
-		if !slices.Contains(order, i) {
-			order = append(order, i)
-		}
-	}
-	for _, i := range order {
-		p.name(i)
+		fmt.Fprintf(p, `<text x="%.1f" y="%.1f" text-anchor="%s" class="%s">%s</text>`+"\n", t.x, t.box.y0+11, t.anchor, class, draws.Escape(t.text))
 	}
 }
 
-// name writes a router's name at the place covering least.
-func (p *picture) name(i int) {
-	text := p.n.Nodes[i].Name
-	if runes := []rune(text); len(runes) > 24 {
-		text = string(runes[:23]) + "…"
+// stop returns the position of a segment's number.
+func (p *picture) stop(s Stop) topo.Point {
+	if s.Link >= 0 {
+		return p.curve(s.Link).point(0.5)
 	}
-	a, w := p.at[i], 7.2*float64(len([]rune(text)))
-	var best box
-	least := math.Inf(1)
-	for _, c := range []topo.Point{{X: radius + 6, Y: -6}, {X: -radius - 6 - w, Y: -6}, {X: -w / 2, Y: -radius - 15}, {X: -w / 2, Y: radius + 3},
-		{X: radius + 1, Y: -18}, {X: radius + 1, Y: 6}, {X: -radius - 1 - w, Y: -18}, {X: -radius - 1 - w, Y: 6}} {
-		b := box{a.X + c.X, a.Y + c.Y, a.X + c.X + w, a.Y + c.Y + 12}
-		covered := 0.0
-		for _, o := range p.boxes {
-			covered += max(0, min(b.x1, o.x1)-max(b.x0, o.x0)) * max(0, min(b.y1, o.y1)-max(b.y0, o.y0))
-		}
-		if b.x0 < 2 || b.x1 > width-2 {
-			covered += 1000
-		}
-		if covered < least {
-			best, least = b, covered
-		}
-	}
-	p.boxes = append(p.boxes, best)
-	weight := "normal"
-	if slices.Contains(p.s.After, i) {
-		weight = "bold"
-	}
-	x, anchor := best.x0, "start" // the width is estimated, so anchor the text at the router's side
-	switch middle := (best.x0 + best.x1) / 2; {
-	case best.x1 < a.X:
-		x, anchor = best.x1, "end"
-	case best.x0 < a.X:
-		x, anchor = middle, "middle"
-	}
-	fmt.Fprintf(p, `<text x="%.1f" y="%.1f" font-weight="%s" text-anchor="%s" paint-order="stroke" stroke="white" stroke-width="3">%s</text>`+"\n",
-		x, best.y0+10, weight, anchor, escape(text))
+	return p.at[s.Node]
 }
 
 // stops draws the numbers of the segments.
 func (p *picture) stops() {
 	for i, s := range p.s.Segments {
-		a := p.at[s.Node]
-		if s.Link >= 0 {
-			_, a = p.curve(s.Link)
-		}
-		fmt.Fprintf(p, `<circle cx="%.1f" cy="%.1f" r="10" fill="%s" stroke="white" stroke-width="1.5"/><text x="%.1f" y="%.1f" fill="white" font-weight="bold" text-anchor="middle">%d</text>`+"\n",
-			a.X, a.Y, orange, a.X, a.Y+4.2, i+1)
+		a := p.stop(s)
+		fmt.Fprintf(p, `<circle cx="%.1f" cy="%.1f" r="10" class="stop"/><text x="%.1f" y="%.1f" text-anchor="middle" class="number">%d</text>`+"\n",
+			a.X, a.Y, a.X, a.Y+4.2, i+1)
 	}
 }
 
-func (p *picture) legend() {
-	y := p.height - 18
+func (p *picture) legend(y float64) {
 	x := 20.0
 	item := func(sample, text string) {
 		fmt.Fprintf(p, sample+"\n", x, y-4)
-		fmt.Fprintf(p, `<text x="%.0f" y="%.0f">%s</text>`+"\n", x+36, y, escape(text))
-		x += 60 + 6.5*float64(len(text))
+		fmt.Fprintf(p, `<text x="%.0f" y="%.0f">%s</text>`+"\n", x+36, y, draws.Escape(text))
+		x += 60 + draws.Width(text, nameSize, false)
 	}
-	stroke := func(colour, more string) string {
-		return `<path d="M%.0f %.0fh28" stroke="` + colour + `" ` + more + `/>`
-	}
+	stroke := func(class string) string { return `<path d="M%.0f %.0fh28" class="` + class + `"/>` }
 	if len(p.s.Before) > 0 {
-		item(stroke(blue, `stroke-width="3" stroke-dasharray="2 5" stroke-linecap="round"`), "path before")
+		item(stroke("before"), "path before")
 	}
 	if len(p.s.Failed) > 0 {
-		item(stroke(red, `stroke-width="2" stroke-dasharray="6 4"`), "failed")
+		item(stroke("failed"), "failed")
 	}
 	if len(p.s.After) > 0 {
-		item(stroke(green, `stroke-width="4.5"`), "repair")
+		item(stroke("repair"), "repair")
 	}
 	if len(p.s.Segments) > 0 {
-		item(`<circle cx="%.0f" cy="%.0f" r="9" transform="translate(14 0)" fill="`+orange+`"/>`, "segment, at its router or on its link")
+		item(`<circle cx="%.0f" cy="%.0f" r="9" transform="translate(14 0)" class="stop"/>`, "segment, at its router or on its link")
 	}
 }
