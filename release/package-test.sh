@@ -123,6 +123,7 @@ check "the install names the next steps" said "weir doctor"
 check "nothing runs before it is enabled" gone /sys/fs/bpf/weir
 check "weir doctor" weir doctor
 check "the man page of weir apply" exists /usr/share/man/man8/weir-apply.8.gz
+check "the man page of weir steer run" exists /usr/share/man/man8/weir-steer-run.8.gz
 check "completion in bash" bash -c '. /usr/share/bash-completion/completions/weir && complete -p weir'
 check "two members share an address" members
 check "weir apply --dry-run" configuration
