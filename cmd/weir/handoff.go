@@ -259,17 +259,40 @@ func printHandoff(w io.Writer, r handoff.Report, all bool, now time.Time) {
 		if i > 0 {
 			fmt.Fprintln(w)
 		}
-		n := s.Counts
-		fmt.Fprintf(w, "%s: %d transferred, %d rescued after crashes, %d inherited; %d transfers refused; reset: %d expired, %d uncommitted, %d closed\n",
-			s.Name, n.Transfers, n.Rescued, n.Inherited, n.Rejected, n.Expired, n.Gaps, n.Closed)
-		if n.OverLimit > 0 {
-			fmt.Fprintf(w, "  ! %d sockets or states exceeded the keeper's limits\n", n.OverLimit)
+		fmt.Fprintf(w, "%s: %s, %s\n", s.Name, numberOf(len(s.Members), "member"), numberOf(live(s.Sessions), "session"))
+		if s.Counts.OverLimit > 0 {
+			fmt.Fprintf(w, "  ! %d sockets or states exceeded the keeper's limits\n", s.Counts.OverLimit)
 		}
 		if len(s.Members) > 0 {
 			printMembers(w, s.Members, now)
 		}
 		printKept(w, s.Sessions, all, now)
+		printOutcomes(w, s.Counts)
 	}
+}
+
+// live counts the sessions without listeners and other sockets.
+func live(all []handoff.SessionReport) (n int) {
+	for _, s := range all {
+		if s.Kind == "session" {
+			n++
+		}
+	}
+	return n
+}
+
+// numberOf formats a number of things: 1 member, 2 members.
+func numberOf(n int, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return fmt.Sprintf("%d %s", n, thing)
+}
+
+// printOutcomes prints the counters since the start of the keeper.
+func printOutcomes(w io.Writer, n handoff.Counts) {
+	fmt.Fprintf(w, "  moved so far: %d by transfer, %d after a crash, %d inherited; %s refused\n", n.Transfers, n.Rescued, n.Inherited, numberOf(int(n.Rejected), "transfer"))
+	fmt.Fprintf(w, "  reset so far: %d expired, %d with uncommitted bytes, %d closed by the peer\n", n.Expired, n.Gaps, n.Closed)
 }
 
 func printMembers(w io.Writer, members []handoff.MemberReport, now time.Time) {
@@ -295,18 +318,27 @@ func printMembers(w io.Writer, members []handoff.MemberReport, now time.Time) {
 	cli.PrintIndentedRows(w, rows, now)
 }
 
-func printKept(w io.Writer, sessions []handoff.SessionReport, all bool, now time.Time) {
+// printKept prints the kept sockets: first the sessions, then listeners and UDP sockets.
+func printKept(w io.Writer, kept []handoff.SessionReport, all bool, now time.Time) {
 	const few = 20
-	if len(sessions) == 0 {
-		return
+	some := func(sockets []handoff.SessionReport) []handoff.SessionReport {
+		if all {
+			return sockets
+		}
+		return sockets[:min(few, len(sockets))]
 	}
-	if all {
-		printHandoffSessions(w, sessions, now)
-	} else {
-		printHandoffSessions(w, sessions[:min(few, len(sessions))], now)
+	var sessions, others []handoff.SessionReport
+	for _, s := range kept {
+		if s.Kind == "session" {
+			sessions = append(sessions, s)
+		} else {
+			others = append(others, s)
+		}
 	}
-	if n := len(sessions); n > few && !all {
-		fmt.Fprintf(w, "  %d more: --all shows them\n", n-few)
+	printHandoffSessions(w, some(sessions), now)
+	printHandoffSockets(w, some(others), now)
+	if n := len(sessions) + len(others) - len(some(sessions)) - len(some(others)); n > 0 {
+		fmt.Fprintf(w, "  %d more: --all shows them\n", n)
 	}
 	refused := 0
 	for _, s := range sessions {
@@ -325,8 +357,7 @@ func printKept(w io.Writer, sessions []handoff.SessionReport, all bool, now time
 
 func printHandoffSessions(w io.Writer, sessions []handoff.SessionReport, now time.Time) {
 	type row struct {
-		ID      string    `table:"ID"`
-		Kind    string    `table:"KIND"`
+		ID      string    `table:"SESSION"`
 		Remote  string    `table:"REMOTE,dash"`
 		Local   string    `table:"LOCAL"`
 		Member  string    `table:"MEMBER"`
@@ -338,13 +369,38 @@ func printHandoffSessions(w io.Writer, sessions []handoff.SessionReport, now tim
 	}
 	var rows []row
 	for _, s := range sessions {
-		member := s.Member
-		if s.PID == 0 {
-			member = fmt.Sprintf("(%s, waits %.0fs)", s.Member, s.Waits)
-		}
-		rows = append(rows, row{s.ID, s.Kind, s.Remote, s.Local, member, s.Since, s.Read, s.Written, uint64(s.State), s.Moves})
+		rows = append(rows, row{s.ID, s.Remote, s.Local, keptBy(s), s.Since, s.Read, s.Written, uint64(s.State), s.Moves})
 	}
-	cli.PrintIndentedRows(w, rows, now)
+	if len(rows) > 0 {
+		cli.PrintIndentedRows(w, rows, now)
+	}
+}
+
+func printHandoffSockets(w io.Writer, sockets []handoff.SessionReport, now time.Time) {
+	type row struct {
+		ID     string    `table:"SOCKET"`
+		Kind   string    `table:"KIND"`
+		Local  string    `table:"LOCAL"`
+		Member string    `table:"MEMBER"`
+		Since  time.Time `table:"AGE"`
+		State  uint64    `table:"STATE,bytes"`
+		Moves  int       `table:"MOVES"`
+	}
+	var rows []row
+	for _, s := range sockets {
+		rows = append(rows, row{s.ID, s.Kind, s.Local, keptBy(s), s.Since, uint64(s.State), s.Moves})
+	}
+	if len(rows) > 0 {
+		cli.PrintIndentedRows(w, rows, now)
+	}
+}
+
+// keptBy names the member of a socket, and the time that a socket without one has waited.
+func keptBy(s handoff.SessionReport) string {
+	if s.PID == 0 {
+		return fmt.Sprintf("(%s, waits %.0fs)", s.Member, s.Waits)
+	}
+	return s.Member
 }
 
 func handoffSend(at func() string) *cobra.Command {

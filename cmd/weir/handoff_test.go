@@ -99,7 +99,7 @@ func TestHandoffCommands(t *testing.T) {
 		t.Fatalf("status %d, %v: %s%s", status, err, out, errs)
 	}
 	out, _, _ = weir(t, "handoff", "--keeper", socket, "status", "telemetry")
-	for _, want := range []string{"telemetry: 0 transferred", fmt.Sprint(s.ID()), c.LocalAddr().String(), "5 B"} {
+	for _, want := range []string{"telemetry: 2 members, 1 session\n  MEMBER ", "moved so far: 0 by transfer", fmt.Sprint(s.ID()), c.LocalAddr().String(), "5 B"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("status lacks %q:\n%s", want, out)
 		}
