@@ -250,14 +250,17 @@ func (h *Host) Remove(ctx context.Context, name string, allowOutage bool) error 
 }
 
 // RemovePart applies a plan that removes a part of a feature, for the feature's own command. It rejects outages like
-// Remove.
-func (h *Host) RemovePart(ctx context.Context, name string, allowOutage bool, plan func(context.Context, *kernel.Root) (feature.Plan, error)) error {
+// Remove. It returns the removed objects.
+func (h *Host) RemovePart(ctx context.Context, name string, allowOutage bool, plan func(context.Context, *kernel.Root) (feature.Plan, error)) (removed []string, err error) {
 	some, err := named(name)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return h.remove(ctx, some, allowOutage, func() (feature.Plan, error) { return plan(ctx, h.Root) },
-		func(l *kernel.WriteLock, p feature.Plan) error { return p.Apply(ctx, l, nil) })
+	err = h.remove(ctx, some, allowOutage, func() (feature.Plan, error) { return plan(ctx, h.Root) },
+		func(l *kernel.WriteLock, p feature.Plan) error {
+			return p.Apply(ctx, l, func(s feature.Step, _ string) { removed = append(removed, s.Object) })
+		})
+	return removed, err
 }
 
 // planRemove plans the removal of a feature.

@@ -152,7 +152,7 @@ load balancer sends the backend no new flows. The command fails if that would ta
 traffic away, unless --allow-outage is given: first empty the backend with weir
 handoff drain. weir remove backend removes it in all network namespaces.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return g.Host().RemovePart(cmd.Context(), backend.Name, bool(allow), backend.PlanRemoveHere)
+			return printRemoved(cmd, "backend")(g.Host().RemovePart(cmd.Context(), backend.Name, bool(allow), backend.PlanRemoveHere))
 		},
 	}
 	allow.add(c)

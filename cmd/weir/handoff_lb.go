@@ -293,11 +293,24 @@ agent ends within 1 s. A load balancer with traffic is removed only with
 			if len(args) > 0 {
 				name = args[0]
 			}
-			return g.Host().RemovePart(cmd.Context(), lb.Name, bool(allow), func(ctx context.Context, r *kernel.Root) (feature.Plan, error) {
+			return printRemoved(cmd, "load balancer")(g.Host().RemovePart(cmd.Context(), lb.Name, bool(allow), func(ctx context.Context, r *kernel.Root) (feature.Plan, error) {
 				return lb.PlanRemoveHere(ctx, r, name)
-			})
+			}))
 		},
 	}
 	allow.add(c)
 	return c
+}
+
+// printRemoved prints the objects removed by RemovePart. kind names the missing object if there is none.
+func printRemoved(cmd *cobra.Command, kind string) func([]string, error) error {
+	return func(removed []string, err error) error {
+		for _, object := range removed {
+			fmt.Fprintln(cmd.OutOrStdout(), "removed", object)
+		}
+		if err == nil && len(removed) == 0 {
+			fmt.Fprintf(cmd.OutOrStdout(), "nothing to remove: no %s in this network namespace\n", kind)
+		}
+		return err
+	}
 }
