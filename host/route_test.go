@@ -142,6 +142,9 @@ services:
   files:
     listen: [udp 0.0.0.0:4750]
     members: [{slot: 0, pidfile: /nonexistent.pid}]
+  unit:
+    listen: [udp 0.0.0.0:4751]
+    members: [{slot: 0, unit: nowhere@0.service}]
 `
 
 // apply, status, explain, doctor and metrics give the same reason for an empty slot.
@@ -149,7 +152,7 @@ func TestToldAlikeWhyEmpty(t *testing.T) {
 	w := newWorld(t)
 	pid, _ := daemon(t, "0.0.0.0:4739")
 	done := w.apply(w.config(emptySlots, pid))
-	for name, want := range map[string]string{"telemetry": "socket missing: udp4 :4740", "files": "pid file /nonexistent.pid: file does not exist"} {
+	for name, want := range map[string]string{"telemetry": "socket missing: udp4 :4740", "files": "pid file /nonexistent.pid: file does not exist", "unit": "unit nowhere@0.service: "} {
 		if s := strings.Join(done, "\n"); !strings.Contains(s, want) {
 			t.Errorf("%s: apply says %s", name, s)
 		}
@@ -166,7 +169,10 @@ func TestToldAlikeWhyEmpty(t *testing.T) {
 		if !strings.Contains(reason, want) {
 			t.Errorf("%s: status says %q", name, reason)
 		}
-		p, err := feature.ParsePacket("udp", "127.0.0.5:5000", map[string]string{"telemetry": "127.0.0.1:4739", "files": "127.0.0.1:4750"}[name])
+		if strings.Count(reason, "nowhere@0.service") > 1 || strings.Count(reason, "/nonexistent.pid") > 1 {
+			t.Errorf("%s: status names the member twice: %q", name, reason)
+		}
+		p, err := feature.ParsePacket("udp", "127.0.0.5:5000", map[string]string{"telemetry": "127.0.0.1:4739", "files": "127.0.0.1:4750", "unit": "127.0.0.1:4751"}[name])
 		if err != nil {
 			t.Fatal(err)
 		}

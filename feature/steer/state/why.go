@@ -70,7 +70,10 @@ func (s *Service) ExplainEmpty(ctx context.Context, until time.Time) {
 		switch {
 		case why == "", slot.Tells(why):
 		case slot.Never:
-			slot.Reason = slot.Member + ": " + why
+			slot.Reason = why
+			if _, name, _ := strings.Cut(slot.Member, " "); !strings.Contains(why, name) {
+				slot.Reason = slot.Member + ": " + why
+			}
 		default:
 			slot.Reason += "; now: " + why
 		}
