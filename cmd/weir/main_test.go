@@ -111,17 +111,13 @@ func TestVersion(t *testing.T) {
 	golden(t, "version.golden", got.String())
 }
 
-// The help of every command, hidden commands included.
+// The help of every command prints its own usage, hidden commands included. lint/texts has the texts.
 func TestHelp(t *testing.T) {
 	for _, c := range allCommands(newCommand()) {
-		path := strings.Fields(c.CommandPath())
-		t.Run(strings.Join(path, "_"), func(t *testing.T) {
-			out, err := inProcess(append(path[1:], "--help")...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			golden(t, filepath.Join("help", strings.Join(path, "_")+".golden"), out)
-		})
+		out, err := inProcess(append(strings.Fields(c.CommandPath())[1:], "--help")...)
+		if err != nil || !strings.Contains(out, "\n  "+c.CommandPath()) {
+			t.Errorf("%s --help: %v: %s", c.CommandPath(), err, out)
+		}
 	}
 }
 
@@ -137,7 +133,7 @@ func TestUsageErrors(t *testing.T) {
 		"steer register svc --slot 0 --bound x --pid 1", "steer register svc --bound x", "steer unregister svc --slot 0",
 		"steer run", "steer run svc", "steer run svc --slot 0", "steer run svc --slot x -- sleep 1", "steer run --slo 1 svc sleep",
 		"steer move", "steer move svc", "steer move svc --device 192.0.2.7", "steer move svc --bucket 1 --device 192.0.2.7 --to 2", "steer move svc --bucket 1 --to 2 --back",
-		"steer drain", "steer drain svc --rate fast", "steer undrain svc extra --slot 1", "steer reset", "apply -f x --rate 5",
+		"steer retire svc --slot 0 --stop X", "steer run svc --slot 0 --stop X -- sleep 1", "steer run svc --slot 0 --env X -- sleep 1", "steer drain", "steer drain svc --rate fast", "steer undrain svc extra --slot 1", "steer reset", "apply -f x --rate 5",
 		"bypass", "bypass a b", "explain", "explain udp 192.0.2.7:2055", "explain sctp 192.0.2.7:2055 10.0.0.1:4739", "explain udp 192.0.2.7 10.0.0.1:4739",
 		"bind add", "bind add www tcp 192.0.2.0/24", "bind add www sctp 192.0.2.0/24 80", "bind add www tcp 192.0.2.0/33 80", "bind add www tcp 192.0.2.0/24 65536",
 		"steer unbind www tcp 192.0.2.0/24 80", "steer bindings", "bind remove www tcp 192.0.2.0/24 http", "bind list www", "bind list --proto sctp", "bind list --within x", "bind list --port 70000", "bind load a b", "bind replace a b", "steer services x",

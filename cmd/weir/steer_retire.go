@@ -33,10 +33,10 @@ retires by itself. Use this command for members started by systemd or by hand.`,
   weir steer retire www --slot 0 --keep && systemctl stop www@blue`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var err error
-			if t.Slot, err = findSlot(cmd, g, args[0], slot); err != nil {
+			if t.Signal, err = stopSignal(cmd, stop); err != nil {
 				return err
 			}
-			if t.Signal, err = stopSignal(cmd, stop); err != nil {
+			if t.Slot, err = findSlot(cmd, g, args[0], slot); err != nil {
 				return err
 			}
 			t.Log = cli.NewLog(os.Stderr)
@@ -61,7 +61,7 @@ func stopSignal(c *cobra.Command, name string) (syscall.Signal, error) {
 func parseSignal(name string) (syscall.Signal, error) {
 	sig := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(name), "SIG"))
 	if sig == 0 {
-		return 0, fmt.Errorf("no signal %q: want a name like TERM, QUIT or INT", name)
+		return 0, cli.Usage(fmt.Errorf("no signal %q: want a name like TERM, QUIT or INT", name))
 	}
 	return sig, nil
 }

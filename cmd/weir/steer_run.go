@@ -63,9 +63,6 @@ one dies first, nothing has changed.`,
   weir steer run www --slot 0 --replace -- nginx -c /etc/nginx/b.conf`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var err error
-			if v.Slot, err = findSlot(cmd, g, args[0], slot); err != nil {
-				return err
-			}
 			if v.Bound, err = parseBound(bound); err != nil {
 				return err
 			}
@@ -73,6 +70,9 @@ one dies first, nothing has changed.`,
 				return err
 			}
 			if v.Env, err = addedEnv(env); err != nil {
+				return err
+			}
+			if v.Slot, err = findSlot(cmd, g, args[0], slot); err != nil {
 				return err
 			}
 			v.Command = args[1:]
