@@ -122,11 +122,15 @@ func listCommand() *cobra.Command {
 		Use: "list", Short: "List the experiments",
 		Args: func(cmd *cobra.Command, args []string) error { return wrong(cobra.NoArgs(cmd, args)) },
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			width := 0
+			for _, x := range lab.Experiments() {
+				width = max(width, len(x.Name))
+			}
 			for _, x := range lab.Experiments() {
 				if names {
 					fmt.Fprintln(cmd.OutOrStdout(), x.Name)
 				} else {
-					fmt.Fprintf(cmd.OutOrStdout(), "%-14s %s\n", x.Name, x.Short)
+					fmt.Fprintf(cmd.OutOrStdout(), "%-*s  %s\n", width, x.Name, x.Short)
 				}
 			}
 			return nil

@@ -50,7 +50,7 @@ func TestExitStatus(t *testing.T) {
 		status int
 		says   string
 	}{
-		{"list", 0, "telemetry      routers' IPFIX and BMP steered"},
+		{"list", 0, "telemetry        routers' IPFIX and BMP steered"},
 		{"list --names", 0, "dispatch\nfilter\nguard\nhandoff\nhandoff-balance\nhandoff-compare\nhandoff-crash\nhandoff-pair\nloaders\nreload\nreroute\nreroute-cost\nreroute-stress\nsteer-compare\nsteer-storm\ntable\ntelemetry\ntilfa\n"},
 		{"list x", 2, "unknown command"},
 		{"run", 2, "accepts 1 arg"},
