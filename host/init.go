@@ -196,7 +196,7 @@ func (c *composer) text() string {
 		l.say("", "Not seen: %s", u)
 	}
 	l.WriteString("\n")
-	l.put("", "group: "+readGroup()+" # may read the state of weir\n", true) // weir apply rejects a file without keys
+	l.put("", groupKey(user.LookupGroup)+"\n", true) // weir apply rejects a file without keys
 	c.services(&l)
 	for i, s := range c.all {
 		if s.Service == "" {
@@ -208,12 +208,12 @@ func (c *composer) text() string {
 	return l.String()
 }
 
-// readGroup returns the default of the key group.
-func readGroup() string {
-	if _, err := user.LookupGroup(defaultGroup); err != nil {
-		return "root"
+// groupKey returns the key group with its default. Without that group only root has access.
+func groupKey(lookup func(string) (*user.Group, error)) string {
+	if _, err := lookup(defaultGroup); err != nil {
+		return fmt.Sprintf("group: root # only root reads the state of weir; for others: groupadd --system %[1]s, and group: %[1]s", defaultGroup)
 	}
-	return defaultGroup
+	return "group: " + defaultGroup + " # may read the state of weir"
 }
 
 // exampleService is the suggestion for a host without suggestions for services.

@@ -4,6 +4,7 @@ package host
 
 import (
 	"net/netip"
+	"os/user"
 	"slices"
 	"strings"
 	"testing"
@@ -77,6 +78,20 @@ func TestIdentify(t *testing.T) {
 	} {
 		if unit, container := identify(path); [2]string{unit, container} != want {
 			t.Errorf("%s: got %q, %q; want %q", path, unit, container, want)
+		}
+	}
+}
+
+// The key group names the group of weir. On a host without it, the file says how others get access.
+func TestGroupKey(t *testing.T) {
+	for want, lookup := range map[string]func(string) (*user.Group, error){
+		"group: weir # may read the state of weir": func(string) (*user.Group, error) { return &user.Group{}, nil },
+		"group: root # only root reads the state of weir; for others: groupadd --system weir, and group: weir": func(name string) (*user.Group, error) {
+			return nil, user.UnknownGroupError(name)
+		},
+	} {
+		if got := groupKey(lookup); got != want {
+			t.Errorf("got %q, want %q", got, want)
 		}
 	}
 }
