@@ -74,7 +74,7 @@ func (l *WriteLock) recorded(i Instance) (record, bool) {
 func (l *WriteLock) Restore(i Instance) (lacks []string, err error) {
 	rec, ok := l.recorded(i)
 	if !ok {
-		return nil, fmt.Errorf("%s is damaged, and there is no record of it", i)
+		return nil, fmt.Errorf("%s is damaged, and there is no record of it: run weir remove for its feature, then weir apply", i)
 	}
 	c := NewChecker(l.Root)
 	gone := c.gone(i, rec)

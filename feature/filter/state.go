@@ -132,12 +132,12 @@ func readFilter(r *kernel.Root, i kernel.Instance) (FilterState, error) {
 	out.Lists = p.listStates()
 	u := sums[len(sums)-1]
 	out.Unreadable = Counted{u.Packets, u.Bytes, kernel.WallTime(u.Last)}
-	out.checkAttachments(r, o)
+	out.checkAttachments(o)
 	return out, nil
 }
 
 // checkAttachments fills in the state of the attachments.
-func (f *FilterState) checkAttachments(_ *kernel.Root, o *kernel.Opened) {
+func (f *FilterState) checkAttachments(o *kernel.Opened) {
 	ns, err := findNetns(f.pub)
 	switch {
 	case errors.Is(err, netns.ErrGone):

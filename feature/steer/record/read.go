@@ -61,7 +61,7 @@ func Read(r *kernel.Root, i kernel.Instance) (*Service, error) {
 				return nil, merr // of another version
 			}
 		}
-		return nil, fmt.Errorf("%s: %w, and there is no record of it", i, kernel.ErrDamaged)
+		return nil, fmt.Errorf("%s: %w, and there is no record of it: run weir remove steer, then weir apply", i, kernel.ErrDamaged)
 	}
 	return p, err
 }
