@@ -171,7 +171,7 @@ func (w world) teller() func(who, text, kind string) {
 	return func(who, text, kind string) {
 		w.t.Helper()
 		began := time.Now()
-		nstest.Until(w.t, "the log tells of "+who, func() bool { return log.Find(regexp.MustCompile(`reason="[^"\n]*`+regexp.QuoteMeta(text))) != nil })
+		nstest.Until(w.t, "the log tells of "+who, func() bool { return log.Find(regexp.MustCompile(`err="[^"\n]*`+regexp.QuoteMeta(text))) != nil })
 		d := time.Since(began)
 		began = time.Now()
 		w.faults()

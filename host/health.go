@@ -116,7 +116,7 @@ func tellFaults(log *slog.Logger, faults []kernel.Fault, told map[string]kernel.
 		if !f.Damage() {
 			msg = "foreign program runs at weir's hook"
 		}
-		args := []any{"object", f.Who(), "kind", f.Kind, "reason", printable.OneLine(f.Text)}
+		args := []any{"object", f.Who(), "kind", f.Kind, "err", printable.OneLine(f.Text)}
 		if f.Remedy != "" {
 			args = append(args, "remedy", f.Remedy)
 		}
@@ -125,7 +125,7 @@ func tellFaults(log *slog.Logger, faults []kernel.Fault, told map[string]kernel.
 	for key, f := range told {
 		if !now[key] {
 			delete(told, key)
-			log.Info("fault resolved", "object", f.Who(), "kind", f.Kind, "reason", printable.OneLine(f.Text))
+			log.Info("fault resolved", "object", f.Who(), "kind", f.Kind, "err", printable.OneLine(f.Text))
 		}
 	}
 }

@@ -486,7 +486,7 @@ func TestReadOnlyFromTheBeginning(t *testing.T) {
 func TestTellFaultsOnOneLine(t *testing.T) {
 	var log strings.Builder
 	tellFaults(slog.New(slog.NewTextHandler(&log, nil)), []kernel.Fault{{Kind: kernel.FaultRoot, Text: "no permission\nno permission"}}, map[string]kernel.Fault{})
-	if s := log.String(); !strings.Contains(s, `reason="no permission"`) || strings.Contains(s, "remedy") {
+	if s := log.String(); !strings.Contains(s, `err="no permission"`) || strings.Contains(s, "remedy") {
 		t.Error(s)
 	}
 }

@@ -66,7 +66,7 @@ func logWait(log *slog.Logger) func(text string) {
 	own := fmt.Sprintf("held by process %d (", os.Getpid())
 	return func(text string) {
 		if !strings.Contains(text, own) {
-			log.Info("weir serve waits", "reason", text)
+			log.Info("weir serve waits", "err", text)
 		}
 	}
 }

@@ -31,7 +31,7 @@ func tell(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 			args = append(args, "netns", e.Netns)
 		}
 		if e.Phase == liveness.Down && !e.Ended {
-			args = append(args, "reason", reason(e))
+			args = append(args, "err", reason(e))
 		}
 		if at := e.At(); time.Since(at) > late {
 			args = append(args, "at", at.Format(time.RFC3339Nano))

@@ -243,7 +243,7 @@ func (w *watcher) admit(ctx context.Context, s *state.Service, n int, m service.
 func (w *watcher) sayKept(s slots.Slot, err error) {
 	if w.said.Changed(s, err.Error()) {
 		engine.RemarkKept(w.root, s, err)
-		w.log.Warn("slot kept by another process", "service", s.Service, "slot", s.Slot, "reason", err)
+		w.log.Warn("slot kept by another process", "service", s.Service, "slot", s.Slot, "err", err)
 	}
 }
 
@@ -310,7 +310,7 @@ func (w *watcher) say(s slots.Slot, err error, done string) {
 	if err == nil {
 		w.log.Info(done, "service", s.Service, "slot", s.Slot)
 	} else {
-		w.log.Warn("slot stays empty", "service", s.Service, "slot", s.Slot, "reason", text)
+		w.log.Warn("slot stays empty", "service", s.Service, "slot", s.Slot, "err", text)
 	}
 }
 

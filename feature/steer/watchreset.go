@@ -153,6 +153,6 @@ func (w *watcher) sayDevices(key slots.Slot, s *state.Service, err error) {
 		text = err.Error()
 	}
 	if w.said.Changed(key, text) && err != nil {
-		w.log.Warn("devices file rejected, previous devices stay", "service", s.Name, "reason", text)
+		w.log.Warn("devices file rejected, previous devices stay", "service", s.Name, "err", text)
 	}
 }

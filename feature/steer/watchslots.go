@@ -38,7 +38,7 @@ func (w *watcher) followCopies(ctx context.Context, st state.State) {
 			text = err.Error()
 		}
 		if w.said.Changed(key, text) && err != nil && ctx.Err() == nil {
-			w.log.Warn("datagrams of new devices are not copied", "service", s.Name, "reason", text)
+			w.log.Warn("datagrams of new devices are not copied", "service", s.Name, "err", text)
 		}
 	}
 }

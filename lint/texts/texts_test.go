@@ -8,9 +8,11 @@ package texts
 import (
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -26,6 +28,26 @@ func TestLogs(t *testing.T) {
 		t.Fatalf("%d log messages found: the search misses most", len(messages))
 	}
 	compare(t, "logs.txt", strings.Join(messages, "\n")+"\n")
+}
+
+// The key of an error or a reason is err, in literal attributes and in lists of them.
+func TestLogKeys(t *testing.T) {
+	other := regexp.MustCompile(`(?:\.(?:Debug|Info|Warn|Error)\(|append\(args, |args := \[\]any\{).*"(reason|error|why|cause)", `)
+	err := filepath.WalkDir(repository(t), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for n, line := range strings.Split(string(text), "\n") {
+			if m := other.FindStringSubmatch(line); m != nil {
+				t.Errorf("%s:%d: log key %s: use err", path, n+1, m[1])
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func TestHelp(t *testing.T) {

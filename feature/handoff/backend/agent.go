@@ -233,7 +233,7 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	defer stop()
 	if k := a.known.Load().links[c.Peer.Number]; c.Peer.Role != peer.BackendAgent || k == nil || k.to.Name != c.Peer.Name {
-		a.o.Log.Warn("agent connection rejected", "name", c.Peer.Name, "number", c.Peer.Number, "reason", "unknown peer")
+		a.o.Log.Warn("agent connection rejected", "name", c.Peer.Name, "number", c.Peer.Number, "err", "unknown peer")
 		return
 	}
 	c.TakeSessions()

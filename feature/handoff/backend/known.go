@@ -157,7 +157,7 @@ func (a *Agent) told(p peer.Peers) {
 		if !news {
 			return
 		}
-		a.o.Log.Error("load balancer rejects this backend", "reason", p.Rejected)
+		a.o.Log.Error("load balancer rejects this backend", "err", p.Rejected)
 		return
 	}
 	var peers []Remote

@@ -29,7 +29,7 @@ import (
 // start runs the agent of a backend in the process's network namespace, until ctx is done. The quarantine stays.
 func start(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) error {
 	return feature.RunAnew(ctx, func() error { return run(ctx, root, c, log) },
-		func(reason error) { log.Info("backend agent restarts", "name", c.Name, "reason", reason) })
+		func(reason error) { log.Info("backend agent restarts", "name", c.Name, "err", reason) })
 }
 
 // run is start until a device is recreated.
@@ -45,10 +45,10 @@ func run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) er
 	}
 	defer l.Close()
 	if slices.Contains(c.Devices, loopback) {
-		log.Warn("devices include the loopback", "device", loopback, "reason", loopbackText)
+		log.Warn("devices include the loopback", "device", loopback, "err", loopbackText)
 	}
 	if lacks := listens(c).Lacks(); lacks != "" {
-		log.Warn("listening ahead of the address", "listen", c.Listen, "reason", lacks)
+		log.Warn("listening ahead of the address", "listen", c.Listen, "err", lacks)
 	}
 	a, err := New(ctx, o)
 	if err != nil {

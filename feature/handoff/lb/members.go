@@ -300,7 +300,7 @@ func (a *Agent) evaluate() (backends []Backend, p peer.Peers, changed bool) {
 		was := m.up
 		m.up = a.well(m)
 		if m.up != was {
-			a.o.Log.Info("backend health changed", "name", m.Name, "up", m.up, "reason", m.reason)
+			a.o.Log.Info("backend health changed", "name", m.Name, "up", m.up, "err", m.reason)
 		}
 		changed = changed || m.up != was
 		if !m.found() {

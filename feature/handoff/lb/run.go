@@ -41,7 +41,7 @@ type (
 // Run runs the agent of a load balancer in the network namespace of the process until ctx is done. The data path stays: see [Remove].
 func Run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) error {
 	return feature.RunAnew(ctx, func() error { return run(ctx, root, c, log) },
-		func(reason error) { log.Info("load balancer agent restarting", "name", c.Name, "reason", reason) })
+		func(reason error) { log.Info("load balancer agent restarting", "name", c.Name, "err", reason) })
 }
 
 // run is Run until the devices change.
@@ -57,7 +57,7 @@ func run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) er
 	}
 	defer l.Close()
 	if lacks := listens(c).Lacks(); lacks != "" {
-		log.Warn("listening ahead of the address", "listen", c.Listen, "reason", lacks)
+		log.Warn("listening ahead of the address", "listen", c.Listen, "err", lacks)
 	}
 	f, err := Open(ctx, root, c.Name, Options{Devices: c.Devices, TunnelMTU: c.TunnelMTU, TunnelRootPorts: c.TunnelRootPorts, StartupTimeout: cmp.Or(c.StartupTimeout, defaultStartupTimeout)})
 	if err != nil {

@@ -116,7 +116,7 @@ func (w *watcher) unsure(err error) {
 		why = err.Error()
 	}
 	if why != "" && w.unknown == "" {
-		w.log.Warn("packets are not rerouted at ingress, but after the kernel's routing", "reason", why)
+		w.log.Warn("packets are not rerouted at ingress, but after the kernel's routing", "err", why)
 	}
 	w.unknown = why
 }

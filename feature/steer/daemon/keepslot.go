@@ -45,7 +45,7 @@ func (s *supervisor) keepSlot(ctx context.Context, pid int) {
 				}
 				if err.Error() != said {
 					said = err.Error()
-					s.Log.Warn("daemon not admitted yet", "service", s.Slot.Service, "slot", s.Slot.Slot, "reason", said)
+					s.Log.Warn("daemon not admitted yet", "service", s.Slot.Service, "slot", s.Slot.Slot, "err", said)
 				}
 			}
 		}

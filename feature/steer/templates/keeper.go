@@ -354,6 +354,6 @@ func (k *Keeper) say(scope string, err error) {
 		text = err.Error()
 	}
 	if k.said.Changed(scope, text) && text != "" {
-		k.log.Warn("cannot keep templates", "reason", text)
+		k.log.Warn("cannot keep templates", "err", text)
 	}
 }

@@ -57,7 +57,7 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 				why = err.Error()
 			}
 			if said.Changed(scope, why) && why != "" {
-				log.Warn("BFD sessions wait", "netns", p.Netns, "reason", why)
+				log.Warn("BFD sessions wait", "netns", p.Netns, "err", why)
 			}
 			news[scope].all()
 		}

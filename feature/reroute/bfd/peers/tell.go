@@ -87,10 +87,10 @@ func logVerdict(log feature.Logger, st engine.Status, args []any) {
 		return
 	}
 	if st.Ups == 0 {
-		log.Warn("BFD session is not up again, and its link stays down", append(args, "reason", "its device was recreated, or its addresses changed")...)
+		log.Warn("BFD session is not up again, and its link stays down", append(args, "err", "its device was recreated, or its addresses changed")...)
 		return
 	}
-	log.Warn("BFD session is down", append(args, "reason", st.Diag, "peer_says", fmt.Sprintf("%s, %s", st.Remote.State, st.Remote.Diag))...)
+	log.Warn("BFD session is down", append(args, "err", st.Diag, "peer_says", fmt.Sprintf("%s, %s", st.Remote.State, st.Remote.Diag))...)
 }
 
 // late is the age from which a change's own time is logged.
