@@ -23,14 +23,14 @@ import (
 	"github.com/weir-project/weir/kernel/probe"
 )
 
-// abi is the version of the maps' layout: lb.h.
-const abi = 1
+// ABI is the version of the maps' layout: lb.h.
+const ABI = 1
 
 // Needs are the kernel features of a load balancer. Without tcx its programs are filters of the devices' clsact qdiscs, without
 // links.
 var Needs = []kernel.Need{probe.TCRedirect, kernel.TCXLink, kernel.ClsactFilter}
 
-var store = instances.Store[Options]{Feature: "handoff", ABI: abi, Object: bpf.Object, Is: func(name string) bool { return strings.HasPrefix(name, spec.PinPrefix) }}
+var store = instances.Store[Options]{Feature: "handoff", ABI: ABI, Object: bpf.Object, Is: func(name string) bool { return strings.HasPrefix(name, spec.PinPrefix) }}
 
 func instanceKey(ns *netns.Handle, name string) kernel.Instance {
 	return store.Name(kernel.ScopeOf(ns), spec.PinPrefix+name)
@@ -78,7 +78,7 @@ func earlier(l *kernel.WriteLock, inst kernel.Instance) (map[string]*ebpf.Map, e
 	} else if err != nil {
 		return nil, err
 	}
-	if err := before.Meta.RequireABI(inst, abi); err != nil {
+	if err := before.Meta.RequireABI(inst, ABI); err != nil {
 		before.Close()
 		return nil, err
 	}

@@ -18,14 +18,14 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// abi is the layout version of the maps: liveness.h.
-const abi = 1
+// ABI is the layout version of the maps: liveness.h.
+const ABI = 1
 
 // instanceName names liveness' instance, one per network namespace.
 const instanceName = "@liveness"
 
 // store reads and writes the instances.
-var store = instances.Store[published]{Feature: Name, ABI: abi, Object: bpf.Object, Is: func(name string) bool { return name == instanceName },
+var store = instances.Store[published]{Feature: Name, ABI: ABI, Object: bpf.Object, Is: func(name string) bool { return name == instanceName },
 	Ref: func(p *published) string { return p.Netns }}
 
 func instance(scope string) kernel.Instance { return store.Name(scope, instanceName) }

@@ -21,8 +21,8 @@ const Feature = "reroute"
 // instanceName names protection's instance, one per network namespace.
 const instanceName = "@protect"
 
-// abi is the layout version of the maps: protect.h.
-const abi = 1
+// ABI is the layout version of the maps: protect.h.
+const ABI = 1
 
 // published is a path as stored in the pins.
 type published struct {
@@ -41,7 +41,7 @@ type scopeSpec struct {
 }
 
 // store reads and writes the instances.
-var store = instances.Store[scopeSpec]{Feature: Feature, ABI: abi, Object: bpf.Object, Is: func(name string) bool { return name == instanceName },
+var store = instances.Store[scopeSpec]{Feature: Feature, ABI: ABI, Object: bpf.Object, Is: func(name string) bool { return name == instanceName },
 	Ref: func(w *scopeSpec) string { return w.Netns }}
 
 func instanceKey(scope string) kernel.Instance { return store.Name(scope, instanceName) }

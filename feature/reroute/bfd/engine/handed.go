@@ -82,7 +82,7 @@ func (e *Engine) adopt(l *kernel.WriteLock, h Handed) (out map[string]*ebpf.Map,
 	defer closeFiles(h.Links)
 	m, err := l.Meta(e.instance)
 	if err == nil {
-		if err := m.RequireABI(e.instance, abi); err != nil {
+		if err := m.RequireABI(e.instance, ABI); err != nil {
 			return nil, false, err
 		}
 	}

@@ -25,8 +25,8 @@ import (
 	"github.com/weir-project/weir/kernel/instances"
 )
 
-// abi is the layout version of the maps: bfd.h.
-const abi = 1
+// ABI is the layout version of the maps: bfd.h.
+const ABI = 1
 
 // Instances of a network namespace.
 const (
@@ -36,7 +36,7 @@ const (
 
 // storeFor returns the store of instances with a name. Their spec is the caller's text.
 func storeFor(name string) instances.Store[json.RawMessage] {
-	return instances.Store[json.RawMessage]{Feature: liveness.Name, ABI: abi, Object: bpf.Object, Is: func(n string) bool { return n == name }}
+	return instances.Store[json.RawMessage]{Feature: liveness.Name, ABI: ABI, Object: bpf.Object, Is: func(n string) bool { return n == name }}
 }
 
 func instanceKey(scope, name string) kernel.Instance { return storeFor(name).Name(scope, name) }
@@ -157,7 +157,7 @@ func (e *Engine) Close() {
 func (e *Engine) publish(l *kernel.WriteLock) (out map[string]*ebpf.Map, err error) {
 	o, err := l.Open(e.instance)
 	if err == nil {
-		if err := o.Meta.RequireABI(e.instance, abi); err != nil {
+		if err := o.Meta.RequireABI(e.instance, ABI); err != nil {
 			o.Close()
 			return nil, err
 		}
