@@ -16,11 +16,11 @@ func Head(w io.Writer, width, height float64, title, styles string) {
 	fmt.Fprintf(w, head, width, height, Escape(title), strings.TrimSpace(styles))
 }
 
-const head = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %[1]g %[2]g" font-family="system-ui, sans-serif" font-size="12" role="img">
+const head = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %[1]g %[2]g" font-family="system-ui, sans-serif" font-size="13" role="img">
 <title>%[3]s</title>
 <style>
 text { fill: #1f2328 } .dim { fill: #59636e } .ground { fill: #ffffff } .halo { stroke: #ffffff; stroke-width: 3; paint-order: stroke; stroke-linejoin: round } .b { font-weight: bold }
-.grid { stroke: #d1d9e0 } .one { --c: #0969da } .two { --c: #1a7f37 }
+.grid { stroke: #d1d9e0 }
 @media (prefers-color-scheme: dark) {
 text { fill: #e6edf3 } .dim { fill: #9198a1 } .ground { fill: #0d1117 } .halo { stroke: #0d1117 }
 .grid { stroke: #3d444d }

@@ -5,12 +5,12 @@ package handofflab
 import (
 	"bytes"
 	"errors"
-
 	"net"
 	"testing"
 	"time"
 
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/internal/picture/picturetest"
 )
 
 // A client detects every fault of a stream.
@@ -120,6 +120,9 @@ func TestPicture(t *testing.T) {
 		slow = append(slow, time.Duration(i)*time.Millisecond/10)
 	}
 	b := picture([]curve{{name: "a", solid: true, times: slow}, {name: "b"}})
+	for _, problem := range picturetest.PlotProblems(b) {
+		t.Error(problem)
+	}
 	if !bytes.HasPrefix(b, []byte("<svg ")) || bytes.Count(b, []byte("<polyline")) != 2 || bytes.Contains(b, []byte("NaN")) {
 		t.Errorf("%s", b[:min(len(b), 2000)])
 	}

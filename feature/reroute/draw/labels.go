@@ -14,8 +14,8 @@ import (
 
 // Sizes of texts.
 const (
-	nameSize   = 12
-	metricSize = 10
+	nameSize   = 13
+	metricSize = 11
 )
 
 // text is a placed text.

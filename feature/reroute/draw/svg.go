@@ -241,7 +241,7 @@ func (p *picture) texts() {
 		if t.bold {
 			class = "halo b"
 		}
-		fmt.Fprintf(p, `<text x="%.1f" y="%.1f" text-anchor="%s" class="%s">%s</text>`+"\n", t.x, t.box.y0+11, t.anchor, class, draws.Escape(t.text))
+		fmt.Fprintf(p, `<text x="%.1f" y="%.1f" font-size="%d" text-anchor="%s" class="%s">%s</text>`+"\n", t.x, t.box.y0+11, nameSize, t.anchor, class, draws.Escape(t.text))
 	}
 }
 

@@ -43,6 +43,7 @@ func (c Circle) Box() Box { return Box{c.X - c.R, c.Y - c.R, c.X + c.R, c.Y + c.
 
 // Picture is the readable part of an SVG.
 type Picture struct {
+	X, Y          float64 // of the upper left corner
 	Width, Height float64
 	Title, Style  string
 	Texts         []Text
@@ -108,7 +109,7 @@ func (p *Picture) start(e xml.StartElement, s style) *Text {
 	switch e.Name.Local {
 	case "svg":
 		if f := strings.Fields(attribute(e, "viewBox")); len(f) == 4 {
-			p.Width, p.Height = number(f[2]), number(f[3])
+			p.X, p.Y, p.Width, p.Height = number(f[0]), number(f[1]), number(f[2]), number(f[3])
 		}
 	case "circle":
 		if !s.skip {
@@ -279,7 +280,7 @@ func Problems(svg []byte) (out []string) {
 		add("a fixed colour cannot follow the page: %s", e)
 	}
 	for i, t := range p.Texts {
-		if t.Box.X0 < 0 || t.Box.Y0 < 0 || t.Box.X1 > p.Width || t.Box.Y1 > p.Height {
+		if t.Box.X0 < p.X || t.Box.Y0 < p.Y || t.Box.X1 > p.X+p.Width || t.Box.Y1 > p.Y+p.Height {
 			add("%q is outside: %.0f", t.Text, t.Box)
 		}
 		for _, o := range p.Texts[:i] {
