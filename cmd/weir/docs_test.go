@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -96,6 +97,9 @@ func TestDocs(t *testing.T) {
 					t.Fatalf("%s:%d: %s\n%v", page, s.line, s.text, err)
 				}
 			}
+			if missing := sh.rest(); len(missing) > 0 {
+				t.Errorf("%s: background processes did not print %q", page, missing)
+			}
 		})
 	}
 }
@@ -160,7 +164,8 @@ func TestShellOf(t *testing.T) {
 // shell is a bash process with typed statements.
 type shell struct {
 	*nstest.Process
-	lines chan string // output lines of the shell and its children
+	lines   chan string // output lines of the shell and its children
+	pending []string    // lines promised by background processes
 }
 
 func startShell(t *testing.T, dir, path string) *shell {
@@ -177,7 +182,7 @@ func startShell(t *testing.T, dir, path string) *shell {
 	})
 	c.Env = append(os.Environ(), "USER=alice", "WEIR_ROOT=", "WEIR_DEMO="+demo, "PATH="+path+":"+os.Getenv("PATH"))
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	sh := &shell{nstest.Start(t, c), make(chan string)}
+	sh := &shell{Process: nstest.Start(t, c), lines: make(chan string)}
 	t.Cleanup(func() { _ = unix.Kill(-sh.PID(), unix.SIGKILL) }) // kill its background processes too
 	go func() {
 		defer close(sh.lines)
@@ -197,8 +202,40 @@ func startShell(t *testing.T, dir, path string) *shell {
 // machine. -N ends the input, and the peer then ends its answer; -W 1 ends with the first datagram.
 var patient = strings.NewReplacer("| nc -q 1 ", "| nc -N ", "| nc -u -w 1 ", "| nc -u -W 1 -w 60 ")
 
-// run types a statement and waits for its end and its promised output. A background process may print the output later.
+// rest waits for the promised lines of background processes, and returns the missing ones.
+func (s *shell) rest() []string {
+	for late := time.After(60 * time.Second); len(s.pending) > 0; {
+		select {
+		case line, ok := <-s.lines:
+			if !ok {
+				return s.pending
+			}
+			s.promised(line)
+		case <-late:
+			return s.pending
+		}
+	}
+	return nil
+}
+
+// promised reports whether a background process promised the line, and removes it from the pending ones.
+func (s *shell) promised(line string) bool {
+	i := slices.Index(s.pending, line)
+	if i >= 0 {
+		s.pending = slices.Delete(s.pending, i, i+1)
+	}
+	return i >= 0
+}
+
+// background matches a statement that starts a process and does not wait for it.
+var background = regexp.MustCompile(`&( \w+=\$!)?\s*$`)
+
+// run types a statement and waits for its end and its promised output. It does not wait for the output of a background
+// process, because a reader pastes whole blocks.
 func (s *shell) run(x statement) error {
+	if x.prints != "" && background.MatchString(x.text) {
+		s.pending, x.prints = append(s.pending, x.prints), ""
+	}
 	const end = "the statement has ended with"
 	text := patient.Replace(x.text) + "\nprintf '\\n%s %d\\n' '" + end + "' $?"
 	s.Tell(text)
@@ -215,6 +252,9 @@ func (s *shell) run(x statement) error {
 				return fmt.Errorf("the shell has ended; it printed\n%s", strings.Join(seen, "\n"))
 			}
 			if status, ok := strings.CutPrefix(line, end+" "); !ok {
+				if s.promised(line) {
+					continue
+				}
 				seen = append(seen, strings.TrimRight(line, " "))
 				continue
 			} else if status != "0" {
