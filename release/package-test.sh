@@ -49,6 +49,29 @@ exists() { [ -e "$1" ] || { echo "$1 does not exist"; return 1; }; }
 gone() { [ ! -e "$1" ] || { echo "$1 still exists"; ls -la "$1"; return 1; }; }
 
 # members starts two daemons without any knowledge of weir, on one address.
+# bound_member starts a daemon on another port than its service's: without weir the service gets no traffic.
+bound_member() {
+	/weir/sink serve -name bound -listen 127.0.0.1:7000 >/dev/null 2>&1 &
+	echo $! >/run/bound.pid
+	cat >>/etc/weir/weir.yaml <<-'YAML'
+		  office:
+		    listen: [tcp 127.0.0.1:4742]
+		    steer: {by: source, slots: 1}
+		    members: [{slot: 0, pidfile: /run/bound.pid, bound: [tcp 127.0.0.1:7000]}]
+	YAML
+	eventually 20 bound_answers
+}
+
+bound_answers() {
+	weir apply -f /etc/weir/weir.yaml && [ "$(/weir/sink ask tcp 127.0.0.1:4742)" = bound ]
+}
+
+refused() { ! dpkg_says -r weir; }
+still_there() {
+	[ "$(/weir/sink ask tcp 127.0.0.1:4742)" = bound ] || return 1
+	[ -z "$systemd" ] || { running && systemctl is-enabled weir.service; }
+}
+
 members() {
 	local n
 	for n in 0 1; do
@@ -142,6 +165,12 @@ check "its programs too" upgraded
 check "both slots serve" eventually 30 full
 check "no question was lost" nothing_lost
 check "the members are the same" each_source
+
+check "a service depends on weir" bound_member
+check "the removal of the package is refused" refused
+check "the refusal names the remedy" said "weir remove --allow-outage"
+check "nothing was changed" still_there
+check "weir remove --allow-outage" weir remove --allow-outage
 
 [ -n "$systemd" ] || kill "$(cat /tmp/serve.pid)"
 check "remove" dpkg_says -r weir

@@ -30,16 +30,16 @@ weir is installed. Nothing is steered yet. Next:
 STEPS
 }
 
-# removing ends the daemons and takes weir's programs out of the kernel.
+# removing takes weir's programs out of the kernel, then ends the daemons. weir remove refuses
+# to take served traffic away: then nothing has changed, and the package stays installed.
 removing() {
+	[ ! -d /sys/fs/bpf/weir ] || weir remove || {
+		echo "weir: nothing was changed, and the package stays installed. To remove it all the same, run: weir remove --allow-outage, then remove the package" >&2
+		return 1
+	}
 	for unit in $units; do
 		with_systemd --quiet disable --now "$unit" 2>/dev/null || true
 	done
-	if [ -d /sys/fs/bpf/weir ]; then
-		weir remove || {
-			echo "weir: its programs stay in the kernel: see above, then run: weir remove" >&2
-			return 1
-		}
-		echo "weir: removed its programs and pins: the kernel's own behaviour is back. /etc/weir stays."
-	fi
+	[ ! -d /sys/fs/bpf/weir ] || weir remove || true # a daemon may have attached again
+	echo "weir: removed its programs and pins: the kernel's own behaviour is back. /etc/weir stays."
 }
