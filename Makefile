@@ -33,7 +33,7 @@ files = $(sort $(wildcard $(shell git ls-files --cached --others --exclude-stand
 
 .PHONY: help
 help: ## show the targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 .PHONY: build
 build: ## bin/weir and bin/weir-lab, static
@@ -178,6 +178,19 @@ package-test: package ## as root: install, upgrade under traffic, remove and pur
 .PHONY: vm
 vm: ## the tests of vm/packages on Debian's kernels 5.10, 6.1, 6.12 and newest, under QEMU
 	WEIR_VM_BESIDE=$(BESIDE) WEIR_VM_BUDGET=$(BUDGET) vm/run
+
+.PHONY: vm-arm64
+vm-arm64: ## the tests of vm/packages on Debian's arm64 kernel, under QEMU
+	vm/run arm64
+
+# All kernels. The order starts the slowest ones first. A failed test fails the target after the page is written.
+KERNELS ?= arm64 newest 6.1 6.12 ubuntu-24.04 ubuntu-22.04 5.10
+KERNELFLAGS ?=
+
+.PHONY: kernels
+kernels: ## the tests of vm/packages on all kernels, without a time limit; write docs/KERNELS.md (an hour; KERNELFLAGS=-complete fails on untested)
+	status=0; WEIR_VM_SECONDS=$(or $(WEIR_VM_SECONDS),7200) WEIR_VM_RESULTS=bin/kernels vm/run $(KERNELS) || status=$$?; \
+	$(GO) run ./vm/kerneltable write $(KERNELFLAGS) bin/kernels docs/KERNELS.md; exit $$status
 
 .PHONY: vm-systemd
 vm-systemd: build ## the tests with systemd as PID 1, under QEMU
