@@ -40,6 +40,7 @@ var rows = []row{
 	{"reroute", "protected links", []string{"reroute out"}, nil, []string{"feature/reroute/protect"}},
 	{"reroute", "repairs at ingress, before routing", []string{"reroute in"}, nil, nil},
 	{"reroute", "liveness", []string{"reroute liveness"}, nil, []string{"feature/reroute/liveness"}},
+	{"reroute", "answers to liveness probes", []string{"reroute liveness answers"}, nil, nil},
 	{"reroute", "BFD", []string{"reroute bfd"}, nil, []string{"feature/reroute/bfd/engine"}},
 }
 

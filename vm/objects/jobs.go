@@ -158,7 +158,8 @@ func rerouteJobs() []Job {
 		{Name: "reroute bfd", Object: "feature/reroute/bfd/engine/bpf/bfd", Spec: bfdbpf.LoadBfd, Needs: required(engine.Needs()...),
 			Programs: []string{bfdbpf.BfdProgBfdTick, bfdbpf.BfdProgBfdReceive, bfdbpf.BfdProgBfdLeave}},
 		{Name: "reroute liveness", Object: object, Spec: livenessbpf.LoadLiveness, Needs: probes,
-			Programs: []string{livenessbpf.LivenessProgLivenessTick, livenessbpf.LivenessProgLivenessEnd, livenessbpf.LivenessProgLivenessReturn, livenessbpf.LivenessProgLivenessLeave}},
+			Programs: []string{livenessbpf.LivenessProgLivenessTick, livenessbpf.LivenessProgLivenessReturn, livenessbpf.LivenessProgLivenessLeave}},
+		{Name: "reroute liveness answers", Object: object, Spec: livenessbpf.LoadLiveness, Needs: append(probes[:len(probes):len(probes)], probe.SegmentFunction), Programs: []string{livenessbpf.LivenessProgLivenessEnd}},
 		{Name: "reroute liveness benchmark", Object: object, Spec: livenessbpf.LoadLiveness, Needs: probes, Programs: []string{livenessbpf.LivenessProgLivenessEndRun}},
 	}
 }

@@ -20,6 +20,8 @@ import (
 	"github.com/weir-project/weir/feature/reroute/liveness/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 // word returns the link state read by the data path of a namespace.
@@ -118,7 +120,23 @@ func TestFarewell(t *testing.T) {
 }
 
 // Mode echo probes a kernel router without weir through its plain End segment.
-func TestEcho(t *testing.T) {
+func TestEcho(t *testing.T) { probeByEcho(t) }
+
+// Mode echo needs no SRv6 functions. Mode active names them.
+func TestEchoWithoutSegmentFunctions(t *testing.T) {
+	missing := &kernel.NeedError{Need: probe.SegmentFunction, Err: errors.New("not in this test")}
+	has := segmentFunction
+	t.Cleanup(func() { segmentFunction = has })
+	segmentFunction = func() error { return missing }
+	probeByEcho(t)
+	p := newPair(t)
+	a, _ := p.sessions(10 * time.Millisecond)
+	if _, err := applyTo(p.root, Config{Netns: p.w.NameA, Sessions: []Session{a}}); !errors.Is(err, missing) {
+		t.Errorf("applied: %v, want %v", err, missing)
+	}
+}
+
+func probeByEcho(t *testing.T) {
 	p := newPair(t)
 	inside(t, p.w.B, func() error {
 		l, err := netlink.LinkByName(nstest.WireDevice)

@@ -15,6 +15,7 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/hook"
+	"github.com/weir-project/weir/kernel/probe"
 )
 
 // Name prefixes of links. The device index follows.
@@ -163,6 +164,9 @@ func findDevice(name string) (p location, err error) {
 	return p, nil
 }
 
+// segmentFunction probes for answers to probes. Sessions with mode echo need none. Tests override it.
+var segmentFunction = probe.SegmentFunction.Check
+
 // program returns a program over the instance's maps.
 func (s *scopeInstance) program(name string) (*ebpf.Program, error) {
 	if s.coll == nil {
@@ -174,9 +178,16 @@ func (s *scopeInstance) program(name string) (*ebpf.Program, error) {
 		for pin, name := range sharedMaps {
 			share[name] = s.pins.Maps[pin]
 		}
-		if s.coll, err = kernel.Load(spec, []string{bpf.LivenessProgLivenessTick, bpf.LivenessProgLivenessEnd, bpf.LivenessProgLivenessReturn, bpf.LivenessProgLivenessLeave}, share); err != nil {
+		names := []string{bpf.LivenessProgLivenessTick, bpf.LivenessProgLivenessReturn, bpf.LivenessProgLivenessLeave}
+		if segmentFunction() == nil {
+			names = append(names, bpf.LivenessProgLivenessEnd)
+		}
+		if s.coll, err = kernel.Load(spec, names, share); err != nil {
 			return nil, err
 		}
+	}
+	if s.coll.Programs[name] == nil {
+		return nil, segmentFunction() // only this program is optional
 	}
 	return s.coll.Programs[name], nil
 }
