@@ -66,6 +66,14 @@ bound_answers() {
 	weir apply -f /etc/weir/weir.yaml && [ "$(/weir/sink ask tcp 127.0.0.1:4742)" = bound ]
 }
 
+readable() {
+	local private
+	private=$(find /usr/share/man/man8/weir* /usr/share/doc/weir /usr/share/bash-completion/completions/weir /usr/lib/systemd/system/weir* ! -perm -044)
+	[ -z "$private" ] || { echo "$private"; return 1; }
+}
+
+enabled_link() { [ -L /etc/systemd/system/multi-user.target.wants/weir.service ]; }
+
 refused() { ! dpkg_says -r weir; }
 still_there() {
 	[ "$(/weir/sink ask tcp 127.0.0.1:4742)" = bound ] || return 1
@@ -138,6 +146,7 @@ nothing_lost() {
 
 version_is() { [[ $(weir version) == "weir $1,"* ]] || { weir version; return 1; }; }
 upgraded() { weir upgrade >/tmp/said 2>&1 && said "nothing"; }
+same_pid() { [ "$(systemctl show --property MainPID --value weir)" = "$pid" ]; }
 running() { systemctl is-active weir.service; }
 installed_version() { dpkg-deb -f "$1" Version; }
 
@@ -148,6 +157,8 @@ check "weir doctor" weir doctor
 check "the man page of weir apply" exists /usr/share/man/man8/weir-apply.8.gz
 check "the man page of weir steer run" exists /usr/share/man/man8/weir-steer-run.8.gz
 check "completion in bash" bash -c '. /usr/share/bash-completion/completions/weir && complete -p weir'
+check "other users read the man pages" readable
+check "examples keep the right to run" test -x /usr/share/doc/weir/examples/handoff/certificates
 check "two members share an address" members
 check "weir apply --dry-run" configuration
 check "weir serve starts" start
@@ -158,6 +169,15 @@ check "this member answers" each_source
 
 traffic &
 traffic=$!
+if [ -n "$systemd" ]; then
+	# A builder of images forbids starts: nothing restarts then.
+	pid=$(systemctl show --property MainPID --value weir)
+	printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
+	chmod +x /usr/sbin/policy-rc.d
+	check "an installation without permission for starts" dpkg_says -i /weir/weir.deb
+	check "it restarts no unit" same_pid
+	rm /usr/sbin/policy-rc.d
+fi
 check "upgrade under traffic" dpkg_says -i /weir/weir.deb
 check "the new version is in force" version_is "$(installed_version /weir/weir.deb)"
 check "its programs too" upgraded
@@ -179,7 +199,11 @@ check "no pins" gone /sys/fs/bpf/weir
 check "the members still answer" any_answers
 check "the configuration stays" exists /etc/weir/weir.yaml
 [ -z "$systemd" ] || check "no unit" gone /usr/lib/systemd/system/weir.service
+if [ -n "$systemd" ]; then
+	check "the unit stays enabled for a later installation" enabled_link
+fi
 check "purge" dpkg_says -P weir
+check "no enabled unit" gone /etc/systemd/system/multi-user.target.wants/weir.service
 check "no configuration" gone /etc/weir
 check "no runtime files" gone /run/weir
 check "the members still answer" any_answers
