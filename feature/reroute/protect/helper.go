@@ -162,6 +162,37 @@ func init() {
 	})
 }
 
+// dropOrphans removes the helper namespaces of deleted network namespaces. Lost pins leave them without an instance. The
+// helper of another root's instance stays: it has a pair, and its router's namespace is there.
+func dropOrphans() error {
+	names, err := netns.Names()
+	for _, name := range names {
+		scope, is := strings.CutPrefix(name, helperName)
+		if is && netns.Gone(scope, 0) && !hasPairs(name) {
+			err = errors.Join(err, netns.Delete(name))
+		}
+	}
+	return err
+}
+
+// hasPairs reports whether a helper namespace has far ends, or cannot be read. A file left without a namespace has none.
+func hasPairs(name string) bool {
+	h, err := netns.Open(name)
+	if err != nil {
+		return !errors.Is(err, netns.ErrNotNetns)
+	}
+	defer h.Close()
+	has := true
+	_ = h.Do(func() error {
+		all, err := netlink.LinkList()
+		if err == nil {
+			has = slices.ContainsFunc(all, func(l netlink.Link) bool { return strings.HasPrefix(l.Attrs().Name, helperFar) })
+		}
+		return err
+	})
+	return has
+}
+
 // pair creates or completes the pair for packets of at most size bytes. It returns the index of the near end.
 func (s *instance) pair(h *netns.Handle, size int, source netip.Addr) (index int, err error) {
 	name, far := helperDevice+strconv.Itoa(size), helperFar+strconv.Itoa(size)

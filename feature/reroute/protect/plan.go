@@ -173,7 +173,7 @@ func Remove(_ context.Context, l *kernel.WriteLock) error {
 	for _, i := range all {
 		err = errors.Join(err, removeScope(l, i.Scope))
 	}
-	return err
+	return errors.Join(err, dropOrphans())
 }
 
 // DropGone removes the protection of a deleted network namespace, readable or not.
@@ -209,7 +209,7 @@ func Recover(l *kernel.WriteLock) error {
 	for _, rec := range all {
 		err = errors.Join(err, reconcile(l, rec.Instance))
 	}
-	return err
+	return errors.Join(err, dropOrphans())
 }
 
 // PlanUpgrade lists the namespaces with programs of another weir version. Its steps replace the programs link by

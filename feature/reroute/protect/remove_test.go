@@ -8,10 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel/kerneltest"
 )
@@ -83,6 +85,44 @@ func TestRemove(t *testing.T) {
 				t.Error("nothing arrives after removal")
 			}
 		})
+	}
+}
+
+// The next command removes the helper namespace of a deleted router, even after the loss of its pins. It removes no
+// other name.
+func TestOrphanedHelper(t *testing.T) {
+	w := newWorld(t)
+	w.apply(w.path(around()))
+	router := nstest.NewNetns(t) // another root's: alive, without a pair yet
+	names := []string{helperName + "1", helperName + "x", helperName + netnsScope(router)}
+	for _, name := range names {
+		h, err := netns.Create(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.Close()
+		t.Cleanup(func() { _ = netns.Delete(name) })
+	}
+	foreign := helperName + "2" // its router is not visible here
+	h, err := netns.Create(foreign)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	defer func() { _ = netns.Delete(foreign) }()
+	w.ip(h, "link add to1400 type veth peer name weir1400")
+	locked(t, w.root, Recover)
+	left, err := netns.Names()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, stays := range append(names[1:], foreign, helperName+netnsScope(w.r1)) {
+		if !slices.Contains(left, stays) {
+			t.Errorf("%s was removed: %q", stays, left)
+		}
+	}
+	if slices.Contains(left, names[0]) {
+		t.Errorf("%s is left: %q", names[0], left)
 	}
 }
 
