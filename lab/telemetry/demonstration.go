@@ -64,9 +64,9 @@ func (d *Demonstration) Close() {
 	}
 }
 
-// Counts returns the number of routers and of collectors, with weir alone.
-func (d *Demonstration) Counts() (routers, collectors int) {
-	return d.plan.devices + len(d.real), d.plan.collectors
+// Counts returns the number of simulated and real routers and of collectors, with weir alone.
+func (d *Demonstration) Counts() (simulated, real, collectors int) {
+	return d.plan.devices, len(d.real), d.plan.collectors
 }
 
 // Config returns the path of the configuration.
