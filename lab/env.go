@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -45,6 +47,7 @@ type Env struct {
 	mu         sync.Mutex
 	processes  []*Process
 	namespaces []string
+	scopes     []string // inode numbers of the namespaces; weir names objects by them
 	undo       []func()
 	closed     bool
 }
@@ -53,6 +56,9 @@ type Env struct {
 func NewEnv(size Size, seed uint64) (*Env, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("network namespaces need root: run it with sudo")
+	}
+	if errOwn != nil {
+		return nil, errOwn
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -136,6 +142,7 @@ func (e *Env) Namespace(name string) (*netns.Handle, string, error) {
 		return nil, "", fmt.Errorf("create namespace %s: %w", full, err)
 	}
 	e.namespaces = append(e.namespaces, full)
+	e.scopes = append(e.scopes, kernel.ScopeOf(h))
 	e.undo = append(e.undo, func() { h.Close() })
 	return h, full, nil
 }
@@ -168,19 +175,19 @@ func (e *Env) Close() {
 	}
 	endAll(e.id, namespaceInodes(e.id), 30*time.Second)
 	reapOrphans(started)
-	removeAll(e.id)
+	removeAll(e.id, e.scopes)
 	e.lock.Close()
 }
 
 // Leftovers lists the remaining objects of this run: namespaces, processes, pins, files. Call it after
 // Close.
-func (e *Env) Leftovers() []string { return leftovers(e.id) }
+func (e *Env) Leftovers() []string { return leftovers(e.id, e.scopes) }
 
 // RunLeftovers lists the leftovers of another run, by the pid of its weir-lab process. Call it after the
 // process has ended.
-func RunLeftovers(pid int) []string { return leftovers(strconv.Itoa(pid)) }
+func RunLeftovers(pid int) []string { return leftovers(strconv.Itoa(pid), nil) }
 
-func leftovers(id string) []string {
+func leftovers(id string, scopes []string) []string {
 	var left []string
 	names, err := netns.Names()
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -191,13 +198,17 @@ func leftovers(id string) []string {
 			left = append(left, "namespace "+n)
 		}
 	}
+	helpers, pins := strays(scopes)
+	for _, n := range helpers {
+		left = append(left, "namespace "+n)
+	}
 	for _, pid := range ofRun(id, namespaceInodes(id)) {
 		left = append(left, fmt.Sprintf("process %d (%s)", pid, processCommand(pid)))
 	}
 	for _, dir := range groupDirs(id) {
 		left = append(left, "cgroup "+dir)
 	}
-	for _, dir := range append(records(id), filepath.Join(bpffs, prefix+id), filepath.Join(os.TempDir(), prefix+id)) {
+	for _, dir := range slices.Concat(pins, records(id), []string{filepath.Join(bpffs, prefix+id), filepath.Join(os.TempDir(), prefix+id)}) {
 		if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
 			left = append(left, "directory "+dir)
 		}
@@ -206,12 +217,16 @@ func leftovers(id string) []string {
 }
 
 // removeAll removes a run's names from the file systems. Its processes must have ended.
-func removeAll(id string) {
+func removeAll(id string, scopes []string) {
+	helpers, pins := strays(scopes)
 	names, _ := netns.Names()
 	for _, n := range names {
-		if strings.HasPrefix(n, prefix+id+"-") {
+		if strings.HasPrefix(n, prefix+id+"-") || slices.Contains(helpers, n) {
 			_ = netns.Delete(n) // leftovers reports failures
 		}
+	}
+	for _, dir := range pins {
+		_ = os.RemoveAll(dir)
 	}
 	removeGroups(id)
 	_ = os.RemoveAll(filepath.Join(bpffs, prefix+id))
@@ -245,8 +260,9 @@ func sweep() {
 		if err != nil {
 			continue
 		}
-		endAll(id, namespaceInodes(id), 30*time.Second)
-		removeAll(id)
+		inodes := namespaceInodes(id)
+		endAll(id, inodes, 30*time.Second)
+		removeAll(id, slices.Collect(maps.Values(inodes)))
 		lock.Close()
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
@@ -70,6 +71,15 @@ func TestCloseLeavesNothing(t *testing.T) {
 	if err := errors.Join(os.Mkdir(pins, 0o755), os.MkdirAll(recorded, 0o750)); err != nil {
 		t.Fatal(err)
 	}
+	helper, strange := "weir-reroute-"+e.scopes[0], filepath.Join(bpffs, "other", e.scopes[0]) // pins below another root
+	h, err := netns.Create(helper)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Close()
+	if err := os.MkdirAll(strange, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	var out bytes.Buffer
 	script := `env -i setsid sleep 1000 & echo orphan $!` // no mark in its environment: only the namespace identifies it
 	p, err := e.Start(Command{Namespace: name, Path: "sh", Args: []string{"-c", script}, Output: &out})
@@ -80,7 +90,8 @@ func TestCloseLeavesNothing(t *testing.T) {
 	if _, err := e.Start(Command{Path: "sleep", Args: []string{"1000"}}); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"namespace " + name, "sleep 1000", "directory " + pins, "directory " + recorded, "directory " + e.Dir} {
+	for _, want := range []string{"namespace " + name, "sleep 1000", "directory " + pins, "directory " + recorded, "directory " + e.Dir,
+		"namespace " + helper, "directory " + strange} {
 		if !soonLeftover(e, want) {
 			t.Errorf("%q is not counted: %v", want, e.Leftovers())
 		}

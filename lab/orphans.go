@@ -16,14 +16,14 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 )
 
-// namespaceInodes returns the identities of a run's named namespaces, in the form of /proc/PID/ns/net.
-func namespaceInodes(id string) map[string]bool {
-	inodes := map[string]bool{}
+// namespaceInodes returns the inode numbers of a run's named namespaces, by the form of /proc/PID/ns/net.
+func namespaceInodes(id string) map[string]string {
+	inodes := map[string]string{}
 	names, _ := netns.Names()
 	for _, n := range names {
 		var st unix.Stat_t
 		if strings.HasPrefix(n, prefix+id+"-") && unix.Stat("/run/netns/"+n, &st) == nil {
-			inodes[fmt.Sprintf("net:[%d]", st.Ino)] = true
+			inodes[fmt.Sprintf("net:[%d]", st.Ino)] = strconv.FormatUint(st.Ino, 10)
 		}
 	}
 	return inodes
@@ -43,9 +43,9 @@ func pids() []int {
 
 // ofRun finds the living processes of a run by two marks, because each can be missing. A daemon may
 // overwrite its environment by setting its title. weir itself runs outside the namespaces.
-func ofRun(id string, inodes map[string]bool) []int {
+func ofRun(id string, inodes map[string]string) []int {
 	return slices.DeleteFunc(pids(), func(pid int) bool {
-		if ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid)); err == nil && inodes[ns] {
+		if ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid)); err == nil && inodes[ns] != "" {
 			return false
 		}
 		env, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)) // empty for a zombie, like the link above
@@ -60,7 +60,7 @@ func processCommand(pid int) string {
 
 // endAll kills the processes of a run until none is left. It loops because a daemon may fork between
 // listing and kill.
-func endAll(id string, inodes map[string]bool, limit time.Duration) {
+func endAll(id string, inodes map[string]string, limit time.Duration) {
 	for deadline := time.Now().Add(limit); ; time.Sleep(10 * time.Millisecond) {
 		found := ofRun(id, inodes)
 		for _, pid := range found {

@@ -92,12 +92,15 @@ const enterArg = "__enter"
 
 // Enter handles "weir-lab __enter NETNS PROGRAM ARG…": it replaces the process by PROGRAM inside the
 // network namespace. The lab starts daemons in namespaces this way because `ip netns exec` would hide bpffs
-// from them. main calls Enter first. It returns if the process is no such child.
+// from them. main calls Enter first. In the lab itself it returns, with an empty /run/weir for all processes of its
+// runs.
 func Enter() {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	if len(os.Args) < 4 || os.Args[1] != enterArg {
+		own()
 		return
 	}
-	runtime.LockOSThread()
 	err := enter(os.Args[2], os.Args[3], os.Args[3:])
 	fmt.Fprintf(os.Stderr, "weir-lab: start %s: %v\n", os.Args[3], err)
 	os.Exit(127)

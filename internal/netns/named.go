@@ -55,6 +55,10 @@ func bindNew(path, name string) (*Handle, error) {
 	return openPath(path, name)
 }
 
+// ShareNames makes the directory of names a shared mount. Call it before entering a mount namespace, to create names
+// there for all.
+func ShareNames() error { return prepareDir(dirs[0]) }
+
 // prepareDir makes dir a shared mount, so changes of names appear in every mount namespace.
 // Otherwise a copy of the mount elsewhere would keep a deleted namespace alive.
 func prepareDir(dir string) error {

@@ -25,8 +25,12 @@ const BPFFS = "/sys/fs/bpf"
 // names is the directory of named network namespaces. Each test has its own.
 const names = "/run/netns"
 
-// records is the directory of weir's records of pins.
-const records = "/run/weir/records"
+// run is weir's directory of sockets, records its directory of records of pins. Each package's tests have their own
+// run, and each test after [Enter] its own records: goroutines of a test answer at sockets.
+const (
+	run     = "/run/weir"
+	records = "/run/weir/records"
+)
 
 // childEnv marks the process inside Main's namespaces.
 const childEnv = "WEIR_NSTEST_CHILD"
@@ -50,7 +54,7 @@ func Main(m *testing.M) {
 	if os.Getenv(childEnv) != "" {
 		// A test that starts this binary again needs the same behaviour.
 		os.Unsetenv(childEnv)
-		if err := furnish(); err != nil {
+		if err := furnish(run); err != nil {
 			fmt.Fprintln(os.Stderr, "nstest:", err)
 			os.Exit(1)
 		}
@@ -93,7 +97,7 @@ func Enter(t testing.TB) (do func(f func())) {
 	if err := unix.Unshare(unix.CLONE_NEWNET | unix.CLONE_NEWNS); err != nil {
 		t.Fatalf("nstest: unshare: %v", err)
 	}
-	if err := furnish(); err != nil {
+	if err := furnish(records); err != nil {
 		t.Fatalf("nstest: %v", err)
 	}
 	ns, err := netns.Current()
@@ -125,8 +129,8 @@ func mountNamespace() (uint64, error) {
 	return st.Ino, err
 }
 
-// furnish prepares the new namespaces of the calling thread.
-func furnish() error {
+// furnish prepares the new namespaces of the calling thread. own is the directory of weir with new contents.
+func furnish(own string) error {
 	// Later mounts must not reach the rest of the machine.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make / private: %w", err)
@@ -142,12 +146,11 @@ func furnish() error {
 	if err := unix.Mount("tmpfs", names, "tmpfs", 0, "mode=0755"); err != nil {
 		return fmt.Errorf("mount tmpfs on %s: %w", names, err)
 	}
-	// The records of a test's pins also belong to the test.
-	if err := os.MkdirAll(records, 0o755); err != nil {
+	if err := os.MkdirAll(own, 0o755); err != nil {
 		return err
 	}
-	if err := unix.Mount("tmpfs", records, "tmpfs", 0, "mode=0755"); err != nil {
-		return fmt.Errorf("mount tmpfs on %s: %w", records, err)
+	if err := unix.Mount("tmpfs", own, "tmpfs", 0, "mode=0755"); err != nil {
+		return fmt.Errorf("mount tmpfs on %s: %w", own, err)
 	}
 	ns, err := mountNamespace()
 	if err != nil {

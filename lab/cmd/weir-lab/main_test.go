@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -126,16 +127,62 @@ func TestInterruptDemo(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("need: root")
 	}
+	weir := buildWeir(t)
+	for _, after := range []time.Duration{300 * time.Millisecond, time.Second, 1800 * time.Millisecond} {
+		t.Run(fmt.Sprint(after), func(t *testing.T) {
+			cmd := alone(command("demo", "drain"))
+			cmd.Env = append(cmd.Env, "WEIR="+weir)
+			interrupt(t, after, cmd)
+			empty(t)
+		})
+	}
+}
+
+// After its end a demonstration has left nothing on the machine: no socket of an agent, no helper namespace.
+func TestDemoLeavesNothing(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("need: root")
+	}
+	weir := buildWeir(t)
+	for name, tool := range map[string]string{"drain": "ip", "reroute": "bfdd"} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := lab.Find(tool); err != nil {
+				t.Skip("need: tool", tool)
+			}
+			cmd := alone(command("demo", name, "--smoke"))
+			cmd.Env = append(cmd.Env, "WEIR="+weir)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%v: %s", err, out)
+			}
+			empty(t)
+		})
+	}
+}
+
+func buildWeir(t *testing.T) string {
+	t.Helper()
 	weir := filepath.Join(t.TempDir(), "weir")
 	if out, err := exec.Command("go", "-C", "../../..", "build", "-o", weir, "./cmd/weir").CombinedOutput(); err != nil {
 		t.Fatalf("build weir: %v\n%s", err, out)
 	}
-	for _, after := range []time.Duration{300 * time.Millisecond, time.Second, 1800 * time.Millisecond} {
-		t.Run(fmt.Sprint(after), func(t *testing.T) {
-			cmd := command("demo", "drain")
-			cmd.Env = append(cmd.Env, "WEIR="+weir)
-			interrupt(t, after, cmd)
-		})
+	return weir
+}
+
+// alone makes a run treat the test's mount namespace as the machine.
+func alone(cmd *exec.Cmd) *exec.Cmd {
+	cmd.Env = slices.DeleteFunc(cmd.Env, func(v string) bool { return strings.HasPrefix(v, lab.OwnMark+"=") })
+	return cmd
+}
+
+// empty checks the directories of weir, of namespaces and of pins on the test's machine.
+func empty(t *testing.T) {
+	t.Helper()
+	for _, dir := range []string{"/run/weir", "/run/netns", nstest.BPFFS} {
+		left, err := filepath.Glob(dir + "/*")
+		left = slices.DeleteFunc(left, func(path string) bool { return filepath.Ext(path) == ".debug" }) // of the kernel
+		if err != nil || len(left) > 0 {
+			t.Errorf("left behind: %q, %v", left, err)
+		}
 	}
 }
 
@@ -199,10 +246,7 @@ func TestDemo(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("need: root")
 	}
-	weir := filepath.Join(t.TempDir(), "weir")
-	if out, err := exec.Command("go", "-C", "../../..", "build", "-o", weir, "./cmd/weir").CombinedOutput(); err != nil {
-		t.Fatalf("build weir: %v\n%s", err, out)
-	}
+	weir := buildWeir(t)
 	dir := filepath.Join(t.TempDir(), "recordings")
 	cmd := command("demo", "plan", "--smoke", "--record", dir)
 	cmd.Env = append(cmd.Env, "WEIR="+weir)
