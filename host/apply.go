@@ -43,7 +43,8 @@ type Done struct {
 
 // Plan returns the changes that Apply would make. It changes nothing.
 func (h *Host) Plan(ctx context.Context, c *Config) (feature.Plan, error) {
-	if _, err := c.gid(); err != nil {
+	gid, err := c.gid()
+	if err != nil {
 		return feature.Plan{}, err
 	}
 	var all feature.Plan
@@ -64,7 +65,7 @@ func (h *Host) Plan(ctx context.Context, c *Config) (feature.Plan, error) {
 		return all, err
 	}
 	steps := h.recoveries(pinned, c.Only)
-	all.Steps = steps
+	all.Steps = append(h.groupSteps(gid), steps...)
 	for _, f := range featuresOnly(c.Only) {
 		p, err := f.Plan(ctx, h.Root, c.Document())
 		if err != nil && len(steps) > 0 && ctx.Err() == nil {
@@ -105,8 +106,12 @@ func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
 }
 
 func (h *Host) applyLocked(ctx context.Context, l *kernel.WriteLock, c *Config, gid int, each func(Done)) error {
+	readers := h.groupSteps(gid)
 	if err := l.SetGroup(gid); err != nil {
 		return err
+	}
+	for _, s := range readers {
+		each(Done{Step: s})
 	}
 	if err := h.recover(ctx, l, c.Only, each); err != nil {
 		return err
@@ -295,6 +300,24 @@ func (h *Host) remove(ctx context.Context, some []feature.Declared, allowOutage 
 	err = errors.Join(err, h.forgetSaved(l, some))
 	h.noFile(l, some)
 	return err
+}
+
+// groupSteps returns the change of the group with read access, if there is one. Without instances nothing can be read.
+// Apply makes it before all others.
+func (h *Host) groupSteps(gid int) []feature.Step {
+	st, err := os.Stat(h.Root.Path())
+	if err != nil || groupOf(st) == gid || h.blank() {
+		return nil
+	}
+	return []feature.Step{{Verb: "change", Object: "readers", Detail: fmt.Sprintf("group %s in place of %s", groupName(gid), groupName(groupOf(st)))}}
+}
+
+// groupName returns the name of a group, or its number.
+func groupName(gid int) string {
+	if g, err := user.LookupGroupId(strconv.Itoa(gid)); err == nil {
+		return g.Name
+	}
+	return strconv.Itoa(gid)
 }
 
 // gid returns the group with read access.

@@ -205,7 +205,7 @@ func TestGroupOfPins(t *testing.T) {
 		w := newWorld(t)
 		w.apply(w.config(twoServices, absent))
 		w.wantGroup(4711)
-		wantSteps(t, w.apply(w.config("group: collectors\n"+oneService, absent)), "adopt slot 0", "remove service flows")
+		wantSteps(t, w.apply(w.config("group: collectors\n"+oneService, absent)), "change readers", "adopt slot 0", "remove service flows")
 		w.wantGroup(4712)
 		if _, err := w.Plan(t.Context(), w.config("group: nobody-knows\n"+oneService, absent)); err == nil ||
 			!strings.HasPrefix(err.Error(), "weir.yaml:1:8: group: ") || !strings.Contains(err.Error(), "groupadd --system nobody-knows") {

@@ -107,6 +107,7 @@ func (h *Host) serve(ctx context.Context, o ServeOptions) error {
 		g.Go(func() error {
 			return accept.HTTP(ctx, l, h.group(public), accept.Options{Name: "group", Log: o.Log})
 		})
+		g.Go(func() error { h.followGroup(ctx, o.Socket, o.Log); return nil })
 	}
 	for name, x := range sockets {
 		g.Go(func() error { return x.Serve(ctx, o.Sockets[name]) })
@@ -135,7 +136,7 @@ func (h *Host) listenUnix(path string) (net.Listener, error) {
 	}
 	gid := 0
 	if st, err := os.Stat(h.Root.Path()); err == nil {
-		gid = int(st.Sys().(*syscall.Stat_t).Gid)
+		gid = groupOf(st)
 	}
 	if err := accept.Permit(path, gid, 0o660); err != nil {
 		l.Close()
@@ -143,6 +144,37 @@ func (h *Host) listenUnix(path string) (net.Listener, error) {
 	}
 	return l, nil
 }
+
+// followGroup gives the socket the group of the pins whenever weir apply has changed it. Otherwise a revoked group could
+// go on reading.
+func (h *Host) followGroup(ctx context.Context, path string, log *slog.Logger) {
+	var failure feature.Reported[string]
+	for range (feature.Loop{Every: time.Second, Root: h.Root}).Turns(ctx) {
+		pins, err := os.Stat(h.Root.Path())
+		if err != nil {
+			continue // nothing to read
+		}
+		socket, err := os.Lstat(path)
+		if err != nil {
+			continue // another weir serve replaces it
+		}
+		gid := groupOf(pins)
+		if gid == groupOf(socket) {
+			continue
+		}
+		text := ""
+		if err := accept.Permit(path, gid, 0o660); err != nil {
+			text = err.Error()
+		} else {
+			log.Info("another group may read", "socket", path, "group", groupName(gid))
+		}
+		if failure.Changed(path, text) && text != "" {
+			log.Warn("group of the socket not changed", "socket", path, "group", groupName(gid), "err", text)
+		}
+	}
+}
+
+func groupOf(f os.FileInfo) int { return int(f.Sys().(*syscall.Stat_t).Gid) }
 
 // public serves /metrics and /healthz, all that the open TCP port serves. A weir serve with a file and without pins
 // reports nothing about pins.

@@ -243,6 +243,28 @@ func TestServeSocket(t *testing.T) {
 	}
 }
 
+// The socket of a running weir serve follows a changed group: a revoked one reads nothing more. The plan names the change.
+func TestServeFollowsTheGroup(t *testing.T) {
+	withGroups(t, "root:x:0:", "weir:x:4711:", "collectors:x:4712:")
+	w := newWorld(t)
+	w.apply(w.config(oneService, absent))
+	s := w.serve()
+	c := w.config(oneService, absent)
+	c.Group = "collectors"
+	plan, err := w.Plan(t.Context(), c)
+	if err != nil || len(plan.Steps) == 0 || plan.Steps[0].String() != "change readers: group collectors in place of weir" {
+		t.Errorf("%v, %v", plan.Steps, err)
+	}
+	var done []string
+	if err := w.Apply(t.Context(), c, func(d Done) { done = append(done, d.Step.String()) }); err != nil || len(done) == 0 || done[0] != plan.Steps[0].String() {
+		t.Errorf("%q, %v", done, err)
+	}
+	nstest.Until(t, "the socket has the group of the pins", func() bool {
+		st, err := os.Stat(s.socket)
+		return err == nil && groupOf(st) == 4712 && st.Mode().Perm() == 0o660
+	})
+}
+
 // Any user can occupy the metrics port while no weir serve runs. Everything else works, the failure names the user, and
 // the metrics are served once the port is free.
 func TestServeWithoutMetricsPort(t *testing.T) {
