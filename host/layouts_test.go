@@ -6,8 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -29,6 +27,7 @@ import (
 	steerbpf "github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/internal/guardstate"
+	"github.com/weir-project/weir/internal/releasetest"
 )
 
 // pinnedInstance is the layout of an instance as a released version pinned it. Files pins.json of testdata/VERSION have
@@ -237,28 +236,9 @@ func remedy(version, source string) string {
 	return fmt.Sprintf("keep the layout of weir %s (a new field may use padding), or raise the ABI in %s and take the old pins over", version, source)
 }
 
-// releases lists the released versions with a fixture, the oldest first.
-func releases(t testing.TB, file string) (versions []string) {
-	t.Helper()
-	paths, err := filepath.Glob("testdata/*.*.*/" + file)
-	if err != nil || len(paths) == 0 {
-		t.Fatalf("testdata/VERSION/%s: no fixture, %v", file, err)
-	}
-	for _, p := range paths {
-		versions = append(versions, filepath.Base(filepath.Dir(p)))
-	}
-	return versions
-}
-
 func releasedPins(t testing.TB, version string) (all []pinnedInstance) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("testdata", version, "pins.json"))
-	if err == nil {
-		err = json.Unmarshal(text, &all)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	releasetest.Read(t, version, "pins.json", &all)
 	return all
 }
 
@@ -279,7 +259,7 @@ func layoutNow(o bpfObject, was pinnedMap) (pinnedMap, error) {
 
 // The maps of the objects have the layout of every release with the same ABI. This needs no kernel.
 func TestLayoutsOfReleases(t *testing.T) {
-	for _, version := range releases(t, "pins.json") {
+	for _, version := range releasetest.Versions(t, "pins.json") {
 		compared := 0
 		for _, i := range releasedPins(t, version) {
 			for _, was := range i.Maps {
@@ -315,7 +295,7 @@ func layoutChanges(o bpfObject, was pinnedMap) []string {
 
 // Every change of a layout is found and named.
 func TestChangedLayoutsAreFound(t *testing.T) {
-	version := releases(t, "pins.json")[0]
+	version := releasetest.Versions(t, "pins.json")[0]
 	var was pinnedMap
 	for _, i := range releasedPins(t, version) {
 		if i.Instance == "steer/@lookup" {

@@ -14,12 +14,13 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/weir-project/weir/internal/releasetest"
 	"github.com/weir-project/weir/internal/strictyaml"
 )
 
 // Each configuration of a release is valid, and each of its values is read as that release read it.
 func TestConfigsOfReleases(t *testing.T) {
-	for _, version := range releases(t, "config") {
+	for _, version := range releasetest.Versions(t, "config") {
 		forFiles(t, filepath.Join("testdata", version, "config", "*.yaml"), func(t *testing.T, path, _ string, data []byte) {
 			c, err := LoadConfig(path)
 			if err != nil {
@@ -32,7 +33,7 @@ func TestConfigsOfReleases(t *testing.T) {
 			dir, _ := os.Getwd() // names of files are absolute
 			now = []byte(strings.ReplaceAll(string(now), dir, "DIR") + "\n")
 			golden := strings.TrimSuffix(path, ".yaml") + ".json"
-			if *update && version == fixtureVersion {
+			if version == releasetest.Writing() {
 				if err := os.WriteFile(golden, now, 0o644); err != nil {
 					t.Fatal(err)
 				}
@@ -41,17 +42,17 @@ func TestConfigsOfReleases(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, lost := range lostKeys("", was, now) {
+			for _, lost := range releasetest.Lost(was, now) {
 				t.Errorf("weir %s read another value: %s", version, lost)
 			}
 		})
 	}
 }
 
-// The newest release's configurations use every key of this weir, and those keys of later versions that are not
-// released yet need none.
+// The configurations of the newest version use every key. A new key after a release needs a file in a directory of the
+// next version.
 func TestConfigsOfReleasesUseEveryKey(t *testing.T) {
-	versions := releases(t, "config")
+	versions := releasetest.Versions(t, "config")
 	used := map[string]bool{}
 	files, err := filepath.Glob(filepath.Join("testdata", versions[len(versions)-1], "config", "*.yaml"))
 	if err != nil {
@@ -72,7 +73,7 @@ func TestConfigsOfReleasesUseEveryKey(t *testing.T) {
 	everyKey(all, "", reflect.TypeFor[Config](), nil)
 	for key := range all {
 		if !used[key] {
-			t.Errorf("key %s: no file of testdata/%s/config uses it: add it to one, if the version is not released yet", key, fixtureVersion)
+			t.Errorf("key %s: no file of host/testdata/%s/config uses it: add it to a file of the next version there", key, versions[len(versions)-1])
 		}
 	}
 	if len(all) < 150 || !all["services.*.steer.generations.idle"] || !all["handoff.backend.lb.names"] || !all["filter.rules.match"] {

@@ -19,11 +19,9 @@ import (
 	"github.com/weir-project/weir/feature/reroute/bfd/engine"
 	"github.com/weir-project/weir/feature/steer/templates"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/releasetest"
 	"github.com/weir-project/weir/kernel"
 )
-
-// fixtureVersion is the release with fixtures written by -update. An older release's never change.
-const fixtureVersion = "0.1.0"
 
 // everyPin extends a configuration with everyFeature by the instances and maps that only some keys need.
 func everyPin(t *testing.T) string {
@@ -165,20 +163,14 @@ func describePin(t testing.TB, instance, pin string, m *ebpf.Map) pinnedMap {
 func TestPinsOfReleases(t *testing.T) {
 	w, _ := everyPinWorld(t)
 	now := w.pinsNow()
-	if *update {
+	if releasetest.Writing() != "" {
 		text, err := json.MarshalIndent(now, "", "\t")
-		path := filepath.Join("testdata", fixtureVersion, "pins.json")
-		if err == nil {
-			err = os.MkdirAll(filepath.Dir(path), 0o755)
-		}
-		if err == nil {
-			err = os.WriteFile(path, append(text, '\n'), 0o644)
-		}
 		if err != nil {
 			t.Fatal(err)
 		}
+		releasetest.Write(t, "pins.json", append(text, '\n'))
 	}
-	for _, version := range releases(t, "pins.json") {
+	for _, version := range releasetest.Versions(t, "pins.json") {
 		for _, was := range releasedPins(t, version) {
 			for _, c := range was.differences(now) {
 				t.Errorf("%s, ABI %d: %s: %s", was.Instance, was.ABI, c, remedy(version, "the store of the instance"))
@@ -212,43 +204,8 @@ func (was pinnedInstance) differences(now []pinnedInstance) (out []string) {
 			out = append(out, fmt.Sprintf("link %s is gone", l))
 		}
 	}
-	return append(out, lostKeys("meta", was.Config, is.Config)...)
-}
-
-// lostKeys lists the keys and values of a configuration in JSON that another one lacks. More keys are no difference.
-func lostKeys(at string, was, is json.RawMessage) (out []string) {
-	var a, b any
-	if len(was) == 0 || json.Unmarshal(was, &a) != nil || json.Unmarshal(is, &b) != nil {
-		return nil
+	for _, lost := range releasetest.Lost(was.Config, is.Config) {
+		out = append(out, "meta: "+lost)
 	}
-	var compare func(at string, a, b any)
-	compare = func(at string, a, b any) {
-		switch a := a.(type) {
-		case map[string]any:
-			b, _ := b.(map[string]any)
-			for k, x := range a {
-				if y, ok := b[k]; ok {
-					compare(at+"."+k, x, y)
-				} else {
-					out = append(out, fmt.Sprintf("%s.%s is gone", at, k))
-				}
-			}
-		case []any:
-			b, _ := b.([]any)
-			for i, x := range a {
-				if i < len(b) {
-					compare(fmt.Sprintf("%s[%d]", at, i), x, b[i])
-				} else {
-					out = append(out, fmt.Sprintf("%s[%d] is gone", at, i))
-				}
-			}
-		default:
-			if a != b {
-				out = append(out, fmt.Sprintf("%s was %v, and is %v", at, a, b))
-			}
-		}
-	}
-	compare(at, a, b)
-	slices.Sort(out)
 	return out
 }

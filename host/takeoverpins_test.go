@@ -20,6 +20,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 
+	"github.com/weir-project/weir/internal/releasetest"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -31,7 +32,7 @@ var upgradedInstances = []string{"steer/@lookup", "steer/@reuse", "steer/@bind",
 // This weir takes over the pins of a release: its maps, made from their description alone, its meta, and links that run
 // another program.
 func TestTakesOverPinsOfReleases(t *testing.T) {
-	for _, version := range releases(t, "pins.json") {
+	for _, version := range releasetest.Versions(t, "pins.json") {
 		t.Run(strings.ReplaceAll(version, ".", "-"), func(t *testing.T) {
 			w, c := everyPinWorld(t)
 			made := w.becomes(version, releasedPins(t, version))
@@ -63,7 +64,7 @@ func TestTakesOverPinsOfReleases(t *testing.T) {
 // The test above fails for another layout under the same ABI: the maps of engines are made anew, and the upgrade of the
 // others names the map.
 func TestOtherLayoutsAreNotTakenOver(t *testing.T) {
-	version := releases(t, "pins.json")[0]
+	version := releasetest.Versions(t, "pins.json")[0]
 	was := releasedPins(t, version)
 	changed := map[string]string{"steer/@lookup": "ports", "steer/@reuse": "exits", "steer/@copy": "devices", "guard/@hooks": "listens",
 		"reroute/@protect": "prefixes", "handoff/lb-lb": "flows", "handoff/quarantine": "sessions"}
