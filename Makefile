@@ -125,7 +125,7 @@ check-generated: generate ## fail if the committed objects do not match the sour
 	if [ -n "$$new" ]; then echo "generated, but not committed:"; echo "$$new"; exit 1; fi
 
 .PHONY: lint
-lint: lint-go lint-shell lint-c prose ## formatting, vet, staticcheck, shellcheck, clang-format, go.mod, prose
+lint: lint-go lint-shell lint-c prose release-check ## formatting, vet, staticcheck, shellcheck, clang-format, go.mod, prose, CHANGELOG and released fixtures
 
 .PHONY: lint-go
 lint-go:
@@ -138,7 +138,7 @@ lint-go:
 
 .PHONY: lint-shell
 lint-shell:
-	shellcheck -x $(shell grep -lE '^#!/.*[ /](ba)?sh$$|^# shellcheck shell=' $(call files,bootstrap '.ci/*' 'vm/*' '*.sh'))
+	shellcheck -x $(shell grep -lE '^#!/.*[ /](ba)?sh$$|^# shellcheck shell=' $(call files,bootstrap '.ci/*' 'vm/*' 'release/*' '*.sh'))
 
 .PHONY: lint-c
 lint-c:
@@ -174,6 +174,23 @@ package: ## dist/: .deb and .rpm, tarballs, SBOMs and checksums, for amd64 and a
 .PHONY: package-test
 package-test: package ## as root: install, upgrade under traffic, remove and purge dist/'s packages, in a chroot and a VM with systemd
 	release/test dist
+
+# A version must be given: git describe is no release.
+GIVEN := $(if $(filter command environment,$(word 1,$(origin VERSION))),$(VERSION))
+
+.PHONY: release
+release: ## as root: run every check, build dist/ twice, print the command of the tag (VERSION=0.1.0; TAG=yes tags; hours)
+	release/release "$(GIVEN)"
+
+.PHONY: release-check
+release-check: ## headings of the CHANGELOG, fixtures of released versions; with VERSION=0.1.0 the cheap conditions of a release
+	release/release --check "$(GIVEN)"
+
+.PHONY: release-fixtures
+release-fixtures: ## as root: write the fixtures of a version (VERSION=0.1.0): pins, records, configurations, messages
+	@[ -n "$(GIVEN)" ] || { echo "name the version: make release-fixtures VERSION=0.1.0"; exit 1; }
+	[ -d host/testdata/$(GIVEN)/config ] || { mkdir -p host/testdata/$(GIVEN); cp -r "$$(ls -d host/testdata/*.*.*/config | sort -V | tail -1)" host/testdata/$(GIVEN)/; }
+	WEIR_RELEASE_FIXTURES=$(GIVEN) $(GO) test -count 1 -run 'OfReleases$$' ./host ./feature/handoff/wire ./feature/handoff/peer ./feature/handoff/backend ./feature/handoff/repair
 
 .PHONY: vm
 vm: ## the tests of vm/packages on Debian's kernels 5.10, 6.1, 6.12 and newest, under QEMU
