@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 
+	"github.com/google/nftables"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/conntrack"
 	"github.com/weir-project/weir/feature/handoff/quarantine"
@@ -42,7 +43,11 @@ func examineTracking(object string) (out []feature.Finding) {
 		return nil // no conntrack
 	}
 	if strings.TrimSpace(string(loose)) == "0" {
-		out = append(out, feature.Finding{Object: object, Text: "nf_conntrack_tcp_loose is 0: conntrack marks packets of arrived sessions invalid, and rules dropping them (ct state invalid) end the sessions",
+		text := "nf_conntrack_tcp_loose is 0: conntrack marks packets of arrived sessions invalid, and rules dropping them (ct state invalid) end the sessions"
+		if drops, err := conntrack.InvalidDrops([]*nftables.ChainHook{nftables.ChainHookPrerouting, nftables.ChainHookInput}, []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}); err == nil && len(drops) > 0 {
+			text += ": " + strings.Join(drops, "; ")
+		}
+		out = append(out, feature.Finding{Object: object, Text: text,
 			Remedy: "sysctl net.netfilter.nf_conntrack_tcp_loose=1, or a notrack rule for the services' addresses"})
 	}
 	nobody := netip.AddrPortFrom(netip.IPv4Unspecified(), 0)

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package forwarding checks the kernel settings that let a load balancer's host forward the answers
+// Package forwarding checks the kernel settings and firewall rules that let a load balancer's host forward the answers
 // of backends. The BPF program forwards clients' packets, but the kernel forwards answers.
 package forwarding
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
 
+	"github.com/google/nftables"
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/conntrack"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 )
 
@@ -20,10 +23,14 @@ func Findings(c *spec.Config) (out []feature.Finding) {
 		out = append(out, feature.Finding{Object: "load balancer " + c.Name, Text: text, Remedy: remedy})
 	}
 	var v4, v6 bool
+	var addresses []netip.Addr
 	for _, s := range c.Services {
 		for _, l := range s.Listen {
 			v4 = v4 || l.Prefix.Addr().Is4()
 			v6 = v6 || l.Prefix.Addr().Is6()
+			if !slices.Contains(addresses, l.Prefix.Addr()) {
+				addresses = append(addresses, l.Prefix.Addr())
+			}
 		}
 	}
 	if v4 {
@@ -41,6 +48,12 @@ func Findings(c *spec.Config) (out []feature.Finding) {
 	}
 	if v6 && sysctl("ipv6/conf/all/forwarding") == "0" {
 		found("this host does not forward IPv6 packets: answers of backends are dropped", "sysctl -w net.ipv6.conf.all.forwarding=1")
+	}
+	drops, err := conntrack.InvalidDrops([]*nftables.ChainHook{nftables.ChainHookPrerouting, nftables.ChainHookForward, nftables.ChainHookPostrouting}, addresses)
+	if err == nil && len(drops) > 0 {
+		slices.SortFunc(addresses, netip.Addr.Compare)
+		found(fmt.Sprintf("a rule drops packets in conntrack's state invalid (%s): conntrack sees only the answers of backends, so it may drop them, above all those of moved sessions", strings.Join(drops, "; ")),
+			fmt.Sprintf("accept the services' answers in an earlier rule of the chain, like ip saddr %s accept, or exempt them by notrack", addresses[0]))
 	}
 	return out
 }

@@ -5,6 +5,7 @@ package forwarding
 import (
 	"net/netip"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -49,6 +50,70 @@ func TestFindings(t *testing.T) {
 			return nil
 		})
 	}
+}
+
+// TestInvalidDrops loads rulesets of nft. A rule that drops invalid packets is a finding, unless the answers of all
+// services pass it.
+func TestInvalidDrops(t *testing.T) {
+	nstest.NeedRoot(t)
+	nft, err := exec.LookPath("nft")
+	if err != nil {
+		t.Fatal("want nft (package nftables): ", err)
+	}
+	c := &spec.Config{Name: "edge", Services: map[string]spec.ServiceConfig{
+		"a": {Listen: []service.Listen{{Prefix: netip.MustParsePrefix("192.0.2.1/32")}}},
+		"b": {Listen: []service.Listen{{Prefix: netip.MustParsePrefix("198.51.100.7/32")}}},
+	}}
+	ns := nstest.NewNetns(t)
+	const forward = "chain f { type filter hook forward priority 0; "
+	for rules, found := range map[string]bool{
+		"":                                   false,
+		forward + "ct state invalid drop; }": true,
+		forward + "ct state invalid counter reject; }":                                                                                                 true,
+		forward + "ct state invalid,untracked drop; }":                                                                                                 true,
+		forward + "ct state vmap { invalid : drop, established : accept, related : accept }; }":                                                        true,
+		forward + "ct state { invalid, new } drop; }":                                                                                                  true,
+		forward + "ct state established,related accept; drop; }":                                                                                       false,
+		forward + "ct state invalid accept; }":                                                                                                         false,
+		"chain i { type filter hook input priority 0; ct state invalid drop; }":                                                                        false, // the host's own
+		forward + "ip saddr 192.0.2.1 accept; ct state invalid drop; }":                                                                                true,  // the other service
+		forward + "ip saddr 192.0.2.1 accept; ip saddr 198.51.100.0/24 accept; ct state invalid drop; }":                                               false,
+		forward + "ip saddr 192.0.2.0/25 accept; ip saddr 198.51.100.7 counter accept; ct state invalid drop; }":                                       false,
+		forward + "ip saddr { 192.0.2.1, 198.51.100.7 } accept; ct state invalid drop; }":                                                              false,
+		forward + "ct state invalid drop; ip saddr { 192.0.2.1, 198.51.100.7 } accept; }":                                                              true,
+		forward + "ip daddr { 192.0.2.1, 198.51.100.7 } accept; ct state invalid drop; }":                                                              true,
+		"chain p { type filter hook prerouting priority raw; ip saddr { 192.0.2.1, 198.51.100.7 } notrack; }; " + forward + "ct state invalid drop; }": false,
+	} {
+		in(t, ns, func() error {
+			n := exec.Command(nft, "-f", "-")
+			n.Stdin = strings.NewReader("flush ruleset\ntable inet firewall {\n" + strings.ReplaceAll(rules, "; }", "; }\n") + "\n}\n")
+			if out, err := n.CombinedOutput(); err != nil {
+				t.Errorf("%s: %v: %s", rules, err, out)
+			}
+			var texts []string
+			for _, f := range Findings(c) {
+				if strings.Contains(f.Text, "state invalid (nft table firewall, chain f") && strings.Contains(f.Remedy, "ip saddr 192.0.2.1 accept") {
+					texts = append(texts, f.Text)
+				}
+			}
+			if (len(texts) > 0) != found {
+				t.Errorf("%s: %q, want a finding: %t", rules, texts, found)
+			}
+			return nil
+		})
+	}
+	six := &spec.Config{Name: "edge", Services: map[string]spec.ServiceConfig{"six": {Listen: []service.Listen{{Prefix: netip.MustParsePrefix("2001:db8::1/128")}}}}}
+	in(t, ns, func() error {
+		if out, err := exec.Command(nft, "flush ruleset; table ip firewall { "+forward+"ct state invalid drop; }; }").CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+		for _, f := range Findings(six) {
+			if strings.Contains(f.Text, "state invalid") {
+				t.Errorf("a rule for IPv4 concerns a service of IPv6: %s", f.Text)
+			}
+		}
+		return nil
+	})
 }
 
 func in(t *testing.T, ns *netns.Handle, f func() error) {
