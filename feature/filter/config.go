@@ -170,6 +170,9 @@ var points = map[Point]kernel.InetHook{"prerouting": kernel.Prerouting, "input":
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (p *Point) UnmarshalText(b []byte) error {
+	if d := Direction(b); d == Ingress || d == Egress {
+		return fmt.Errorf("at %q: at is for hooks nft and netfilter; tcx and clsact have direction: %s", d, d)
+	}
 	return strictyaml.Choice(p, b, "at", "prerouting", "input", "forward", "output", "postrouting")
 }
 
