@@ -73,7 +73,7 @@ func (d *Diagnosis) probe(name string, needs []kernel.Need) {
 			if kernel.Scarce(err) {
 				f.Level = "warning" // the kernel may have it
 			} else if n.Optional {
-				f.Level, f.Text = "note", fmt.Sprintf("%v: %s", err, n.For)
+				f.Level, f.Text = "note", fmt.Sprintf("%v; needed for %s", err, n.For)
 			}
 		}
 		d.Findings = append(d.Findings, f)

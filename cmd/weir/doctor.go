@@ -42,7 +42,7 @@ func printDoctor(w io.Writer, d host.Diagnosis) {
 		Feature string `table:"FEATURE"`
 		Needs   string `table:"NEEDS"`
 		Since   string `table:"SINCE,dash"`
-		Level   string `table:""`
+		Level   string `table:"STATE"`
 	}
 	var rows []row
 	for _, f := range d.Findings {
@@ -56,7 +56,7 @@ func printDoctor(w io.Writer, d host.Diagnosis) {
 			continue
 		}
 		about := f.Feature + " " + f.Check
-		if strings.HasPrefix(f.Check, f.Feature+" ") { // for example "backend s1"
+		if strings.HasPrefix(f.Check, f.Feature+" ") || strings.HasPrefix(f.Check, "load balancer ") { // for example "backend s1", "load balancer edge"
 			about = f.Check
 		}
 		fmt.Fprintf(w, "%s: %s: %s\n", f.Level, about, f.Text)

@@ -259,7 +259,7 @@ func printHandoff(w io.Writer, r handoff.Report, all bool, now time.Time) {
 		if i > 0 {
 			fmt.Fprintln(w)
 		}
-		fmt.Fprintf(w, "%s: %s, %s\n", s.Name, numberOf(len(s.Members), "member"), numberOf(live(s.Sessions), "session"))
+		fmt.Fprintf(w, "%s: %s, %s\n", s.Name, fmt.Count(len(s.Members), "member"), fmt.Count(live(s.Sessions), "session"))
 		if s.Counts.OverLimit > 0 {
 			fmt.Fprintf(w, "  ! %d sockets or states exceeded the keeper's limits\n", s.Counts.OverLimit)
 		}
@@ -281,17 +281,9 @@ func live(all []handoff.SessionReport) (n int) {
 	return n
 }
 
-// numberOf formats a number of things: 1 member, 2 members.
-func numberOf(n int, thing string) string {
-	if n != 1 {
-		thing += "s"
-	}
-	return fmt.Sprintf("%d %s", n, thing)
-}
-
 // printOutcomes prints the counters since the start of the keeper.
 func printOutcomes(w io.Writer, n handoff.Counts) {
-	fmt.Fprintf(w, "  moved so far: %d by transfer, %d after a crash, %d inherited; %s refused\n", n.Transfers, n.Rescued, n.Inherited, numberOf(int(n.Rejected), "transfer"))
+	fmt.Fprintf(w, "  moved so far: %d by transfer, %d after a crash, %d inherited; %s refused\n", n.Transfers, n.Rescued, n.Inherited, fmt.Count(int(n.Rejected), "transfer"))
 	fmt.Fprintf(w, "  reset so far: %d expired, %d with uncommitted bytes, %d closed by the peer\n", n.Expired, n.Gaps, n.Closed)
 }
 

@@ -128,7 +128,9 @@ func printServer(w io.Writer, s backend.Status) {
 		}
 		rows = append(rows, row{name, state})
 	}
-	cli.PrintIndentedRows(w, rows, time.Time{})
+	if len(rows) > 0 {
+		cli.PrintIndentedRows(w, rows, time.Time{})
+	}
 }
 
 // maxStuck bounds the printed sessions.

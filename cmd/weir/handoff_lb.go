@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -140,10 +141,7 @@ are shown by backend number.`,
 
 func printLB(w io.Writer, s lb.Status) {
 	n := s.Counts
-	fmt.Fprintf(w, "load balancer %s in net:[%s]: %s, %d buffered, %d moving; packets: %d to backends, %d to clients, %d buffered, %d errors passed on\n",
-		s.Name, s.Netns, fmt.Count(s.Flows, "flow"), s.Buffered, s.Moving, n.In, n.Out, n.Buffered, n.ICMP)
-	fmt.Fprintf(w, "  dropped: %d from a backend not owning the flow, %d resets, %d without a backend, %d from unknown sources, %d fragments\n",
-		n.Mute, n.NoReset, n.NoBackend, n.UnknownSource, n.Fragment)
+	fmt.Fprintf(w, "load balancer %s in net:[%s]: %s, %d buffered, %d moving\n", s.Name, s.Netns, fmt.Count(s.Flows, "flow"), s.Buffered, s.Moving)
 	if s.Gone {
 		fmt.Fprintf(w, "  ! its network namespace is gone, and its data path with it: %s\n", feature.RemedyGone)
 	} else if !s.Agent {
@@ -160,9 +158,12 @@ func printLB(w io.Writer, s lb.Status) {
 	}
 	printCertificate(w, s.Certificate)
 	printLBBackends(w, s)
+	fmt.Fprintf(w, "  packets: %d to backends, %d to clients, %d buffered, %d errors passed on\n", n.In, n.Out, n.Buffered, n.ICMP)
+	fmt.Fprintf(w, "  dropped: %d from a backend not owning the flow, %d resets,\n           %d without a backend, %d from unknown sources, %d fragments\n",
+		n.Mute, n.NoReset, n.NoBackend, n.UnknownSource, n.Fragment)
 }
 
-// printLBBackends prints one line for each backend of a load balancer.
+// printLBBackends prints one line for each backend of a load balancer, and below them why backends get no new flows.
 func printLBBackends(w io.Writer, s lb.Status) {
 	type row struct {
 		Name    string       `table:"BACKEND,dash"`
@@ -173,25 +174,28 @@ func printLBBackends(w io.Writer, s lb.Status) {
 		Flows   int          `table:"FLOWS"`
 		Waiting string       `table:"QUEUED,dash"`
 		Agent   string       `table:"AGENT,dash"`
-		State   string       `table:""`
 	}
 	var rows []row
+	var problems []string
 	for _, h := range s.Backends {
 		r := row{Name: h.Name, Number: h.Number, Address: h.Address, Where: h.Where, Weight: h.Weight, Flows: h.Flows, Waiting: waiting(h.Loads)}
 		if h.Connected {
 			r.Agent = "connected" + notHeard(h.Silent)
 		}
-		if s.Agent && !h.Up {
-			r.State = "gets no new flows"
-			if h.Reason != "" {
-				r.State += ": " + h.Reason
-			}
-		} else if len(h.Unserved) > 0 {
-			r.State = "gets no new flows of " + strings.Join(h.Unserved, ", ") + ": no process serves them there"
-		}
 		rows = append(rows, r)
+		name := cmp.Or(h.Name, fmt.Sprint(h.Number))
+		if s.Agent && !h.Up {
+			problems = append(problems, strings.TrimSuffix(fmt.Sprintf("backend %s gets no new flows: %s", name, h.Reason), ": "))
+		} else if len(h.Unserved) > 0 {
+			problems = append(problems, fmt.Sprintf("backend %s gets no new flows of %s: no process serves them there", name, strings.Join(h.Unserved, ", ")))
+		}
 	}
-	cli.PrintIndentedRows(w, rows, time.Time{})
+	if len(rows) > 0 {
+		cli.PrintIndentedRows(w, rows, time.Time{})
+	}
+	for _, p := range problems {
+		fmt.Fprintln(w, "  !", p)
+	}
 }
 
 func partnerState(p *lb.PairStatus) string {

@@ -276,7 +276,7 @@ func TestWithoutRights(t *testing.T) {
 
 func TestDoctorHere(t *testing.T) {
 	s := session{t, root(t)}
-	out := s.run(0, `Linux \S+, as root\nFEATURE +NEEDS +SINCE *\nsteer +sk_lookup programs +5.9 +ok\n.*`, "doctor")
+	out := s.run(0, `Linux \S+, as root\nFEATURE +NEEDS +SINCE +STATE *\nsteer +sk_lookup programs +5.9 +ok\n.*`, "doctor")
 	if strings.Contains(out, "missing") {
 		t.Error(out)
 	}

@@ -24,8 +24,9 @@ func steerRetire(g *cli.Globals) *cobra.Command {
 no known UDP peer, no TCP connection, also in the queues of its listeners and on
 the way there, and no unread datagram. It gets no more traffic, and receives the
 signal of --stop. The default is the graceful stop signal of known servers: QUIT for
-nginx and php-fpm, USR1 for HAProxy, WINCH for httpd, INT for lighttpd. At the deadline of the service's generations all remaining
-connections end. Data in its sockets gets 2 s more.
+nginx and php-fpm, USR1 for HAProxy, WINCH for httpd, INT for lighttpd. At the
+deadline of the service's generations all remaining connections end. Data in its
+sockets gets 2 s more.
 
 If no generation drains, the command does nothing. weir steer run --replace
 retires by itself. Use this command for members started by systemd or by hand.`,

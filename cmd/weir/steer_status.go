@@ -98,7 +98,7 @@ func printSteer(w io.Writer, services []state.Service, now time.Time) {
 		if i > 0 {
 			fmt.Fprintln(w)
 		}
-		fmt.Fprintf(w, "%s: %s by %s, engine %s, on_empty %s, seed %d, in %s\n",
+		fmt.Fprintf(w, "%s: %s by %s\n  engine %s, on_empty %s, seed %d, in %s\n",
 			s.Name, strings.Join(s.Listen, ", "), s.By, s.Engine, s.OnEmpty, s.Seed, s.Netns)
 		if s.Problem != "" {
 			fmt.Fprintf(w, "  ! %s\n", s.Problem)

@@ -90,7 +90,8 @@ command prints the remaining routes.`, reroute.Drain, reroute.GoWithDown)
 
 func rerouteUndrain(g *cli.Globals) *cobra.Command {
 	return linkCommand(g, "undrain PATH", "Allow a path's link to be used again",
-		`End weir reroute drain. The link is used at once, unless it has no carrier or its probes fail.`, reroute.Undrain, nil)
+		`End weir reroute drain. The link is used at once, unless it has no carrier or its
+probes fail.`, reroute.Undrain, nil)
 }
 
 func linkCommand(g *cli.Globals, use, short, long string, do func(*kernel.WriteLock, string) error, note func(*kernel.Root, string) (string, error)) *cobra.Command {
@@ -307,7 +308,7 @@ func printReroute(w io.Writer, st reroute.State) {
 		fmt.Fprintf(w, "\nprobe-like packets without a session: %s\n", text)
 	}
 	if len(st.TimerLoops) > 0 {
-		fmt.Fprintln(w)
+		fmt.Fprintln(w, "\ntimer loops of the probes: a stall delays verdicts")
 		printTimerLoops(w, st.TimerLoops)
 	}
 }
@@ -355,8 +356,9 @@ func printPath(w io.Writer, p protect.PathState) {
 		fmt.Fprintf(w, "  %s\n", line)
 	}
 	c := p.Counts
-	fmt.Fprintf(w, "  packets: %d rerouted (%d at ingress, %d not by the best repair), %d stayed (exempt %d, no repair %d), %d too big, %d dropped (no way left %d, too big %d, kernel %d)\n",
-		c.Packets, c.Fast, c.Next, c.Exempt+c.None, c.Exempt, c.None, c.Big, c.Stuck+c.Lost+c.Odd, c.Stuck, c.Lost, c.Odd)
+	fmt.Fprintf(w, "  packets rerouted: %d (%d at ingress, %d not by the best repair), %d too big\n", c.Packets, c.Fast, c.Next, c.Big)
+	fmt.Fprintf(w, "  packets stayed: %d (exempt %d, no repair %d)\n", c.Exempt+c.None, c.Exempt, c.None)
+	fmt.Fprintf(w, "  packets dropped: %d (no way left %d, too big %d, kernel %d)\n", c.Stuck+c.Lost+c.Odd, c.Stuck, c.Lost, c.Odd)
 	if c.Shadow > 0 {
 		fmt.Fprintf(w, "  shadow: %d packets would have been rerouted\n", c.Shadow)
 	}

@@ -73,7 +73,7 @@ func TestFatesOfStatus(t *testing.T) {
 		}
 		n++
 	}
-	if n != 8 || !strings.Contains(text, "packets: 1 rerouted (0 at ingress, 0 not by the best repair), 5 stayed (exempt 2, no repair 3), 4 too big, 18 dropped (no way left 5, too big 6, kernel 7)\n") {
+	if n != 8 || !strings.Contains(text, "packets rerouted: 1 (0 at ingress, 0 not by the best repair), 4 too big\n  packets stayed: 5 (exempt 2, no repair 3)\n  packets dropped: 18 (no way left 5, too big 6, kernel 7)\n") {
 		t.Errorf("%d fates in the page, and status says\n%s", n, text)
 	}
 }

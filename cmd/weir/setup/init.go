@@ -26,8 +26,9 @@ func Init(g *cli.Globals) *cobra.Command {
 		Long: `Look at this host, in all named network namespaces, and write a commented
 configuration for it. It names servers with their units and sockets, SO_REUSEPORT
 groups and telemetry collectors. It also names routing daemons with their BFD
-neighbours, nftables rules, and BPF programs of others. Collectors get active sections. Everything else is a suggestion
-behind a #. weir apply --dry-run accepts the file: weir init tries it first.
+neighbours, nftables rules, and BPF programs of others. Collectors get active
+sections. Everything else is a suggestion behind a #. weir apply --dry-run accepts
+the file: weir init tries it first.
 
 The command changes nothing else. It never replaces a file. Root sees the processes
 of all users.`,
