@@ -155,6 +155,9 @@ type Verdict struct {
 // ParsePacket parses the arguments of weir explain: "udp", "192.0.2.7:2055", "10.0.0.1:4739".
 func ParsePacket(proto, from, to string) (Packet, error) {
 	p := Packet{Proto: proto}
+	if proto != "udp" && proto != "tcp" {
+		return p, fmt.Errorf("%w: protocol %q: want udp or tcp", ErrPacket, proto)
+	}
 	for i, text := range []string{from, to} {
 		a, err := netip.ParseAddrPort(text)
 		if err != nil {

@@ -166,6 +166,9 @@ reached only by steering, a load balancer and a backend.`,
 			name := ""
 			if len(args) > 0 {
 				name = args[0]
+				if err := host.CheckOnly(args); err != nil {
+					return cli.Usage(err)
+				}
 			}
 			return g.Host().Remove(cmd.Context(), name, allowOutage)
 		},

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	fmt "github.com/weir-project/weir/internal/printable"
+	"github.com/weir-project/weir/internal/suggest"
 )
 
 // flagWants maps a flag's type (Go's or pflag's) to its accepted values. Other types describe their values themselves.
@@ -17,8 +18,16 @@ var flagWants = map[string]string{"int": "a whole number", "int32": "a whole num
 	"uint": "a whole number, 0 or more", "uint16": "a whole number from 0 to 65535", "uint32": "a whole number, 0 or more", "uint64": "a whole number, 0 or more",
 	"float64": "a number", "bool": "true or false", "duration": "a time like 90s or 5m"}
 
-// flagError replaces the messages of Go's parsers by the accepted values of the flag.
-func flagError(err error) error {
+// flagError replaces the messages of Go's parsers by the accepted values of the flag, and suggests a flag for an unknown one.
+func flagError(cmd *cobra.Command, err error) error {
+	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
+		var names []string
+		cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+		if near := suggest.Nearest(unknown.GetSpecifiedName(), names); near != "" {
+			return fmt.Errorf("%w; did you mean --%s?", err, near)
+		}
+		return err
+	}
 	bad, ok := errors.AsType[*pflag.InvalidValueError](err)
 	if !ok {
 		return err

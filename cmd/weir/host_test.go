@@ -125,7 +125,7 @@ func TestApplyStatusRemove(t *testing.T) {
 	}
 	s.run(0, "", "remove")
 	s.run(0, `no services: .*`, "status")
-	s.run(1, `weir: no feature "garde": want one of steer, guard, filter, keeper, reroute, lb, backend\n`, "remove", "garde")
+	s.run(2, `weir: no feature "garde": want one of steer, guard, filter, keeper, reroute, lb, backend\n`, "remove", "garde")
 }
 
 // A root outside a BPF file system is an error. An empty or missing root on a BPF file system is an empty host.

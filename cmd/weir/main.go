@@ -104,14 +104,16 @@ datagrams to processes, limits UDP floods, filters packets and reroutes traffic 
 failed links. The processes need no change. State lives in pinned BPF maps: no weir
 process is in the data path.
 ` + overview(),
+		Version:           version,
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		PersistentPreRunE: func(*cobra.Command, []string) error { return kernel.OpenRoot(g.Root).CheckName() },
 	}
+	c.SetVersionTemplate(versionLine() + "\n")
 	c.PersistentFlags().StringVar(&g.Root, "root", "", "directory of pins (default $WEIR_ROOT or "+kernel.DefaultRoot+")")
 	c.PersistentFlags().StringVar(&g.Socket, "socket", host.DefaultSocket, "socket of weir serve, for users without access to the pins")
 	c.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return cli.Usage(fmt.Errorf("%w; see %s --help", flagError(err), cmd.CommandPath()))
+		return cli.Usage(fmt.Errorf("%w; see %s --help", flagError(cmd, err), cmd.CommandPath()))
 	})
 	c.AddCommand(doctorCommand(g), applyCommand(g), confirmCommand(g), rollbackCommand(g), statusCommand(g), upgradeCommand(g), removeCommand(g), serveCommand(g), explainCommand(g), setup.Init(g), setup.Examples(), versionCommand(g))
 	for _, f := range cli.Features() {
@@ -163,6 +165,8 @@ func wrapArgs(c *cobra.Command) {
 			// cobra.NoArgs reports "unknown command" for a stray file name. Report the real cause.
 			if cmd.RunE != nil && !cmd.HasSubCommands() && strings.HasPrefix(err.Error(), "unknown command") {
 				err = fmt.Errorf("%s takes no arguments, got %q", cmd.CommandPath(), args[0])
+			} else if strings.HasPrefix(err.Error(), "accepts ") || strings.HasPrefix(err.Error(), "requires ") {
+				err = fmt.Errorf("want %s, got %d of its arguments", strings.TrimSuffix(cmd.UseLine(), " [flags]"), len(args))
 			}
 			return cli.Usage(fmt.Errorf("%w; see %s --help", err, cmd.CommandPath()))
 		}
@@ -183,6 +187,10 @@ func unknownCommand(cmd *cobra.Command, args []string) error {
 	return errors.New(msg)
 }
 
+func versionLine() string {
+	return fmt.Sprintf("weir %s, %s, pins: layout %d", version, runtime.Version(), kernel.LayoutVersion)
+}
+
 func versionCommand(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "version", Short: "Print the versions of weir and of its pin layout", Args: cobra.NoArgs,
@@ -195,7 +203,7 @@ func versionCommand(g *cli.Globals) *cobra.Command {
 			if g.JSON {
 				return cli.PrintJSON(cmd, v)
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "weir %s, %s, pins: layout %d\n", v.Version, v.Go, v.Layout)
+			fmt.Fprintln(cmd.OutOrStdout(), versionLine())
 			return nil
 		},
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -164,6 +165,11 @@ func (o *serveFlags) resolve(cmd *cobra.Command, g *cli.Globals) error {
 	}
 	if apart && !given("listen") {
 		o.Listen = ""
+	}
+	if o.Listen != "" {
+		if _, err := net.ResolveTCPAddr("tcp", o.Listen); err != nil {
+			return cli.Usage(fmt.Errorf("--listen %s: %w: want an address and a port, like 127.0.0.1:9743", o.Listen, err))
+		}
 	}
 	o.Sockets = map[string]string{}
 	for name, x := range host.SocketFlags() {

@@ -61,7 +61,9 @@ func (p *Proto) UnmarshalText(text []byte) error {
 
 var (
 	// ErrBinding is wrapped by every error about the content of a binding.
-	ErrBinding = errors.New("no such binding")
+	ErrBinding = errors.New("invalid binding")
+	// ErrUnbound is wrapped by the errors about a missing binding.
+	ErrUnbound = errors.New("no such binding")
 	// ErrBound means that a configured service listens on the prefix already.
 	ErrBound = errors.New("taken")
 )
@@ -177,7 +179,7 @@ func (d *dispatch) unbound(name string) error {
 
 // Unbind removes one binding. Its traffic then goes to the next shorter prefix, or to the kernel's own choice.
 func Unbind(l *kernel.WriteLock, ns *netns.Handle, b Binding) error {
-	missing := fmt.Errorf("%w: %s %s port %d is not bound", ErrBinding, b.Proto, b.Prefix, b.Port)
+	missing := fmt.Errorf("%w: %s %s port %d is not bound", ErrUnbound, b.Proto, b.Prefix, b.Port)
 	d, err := openDispatchThere(l, ns)
 	if errors.Is(err, kernel.ErrNotExist) {
 		return missing
@@ -198,7 +200,7 @@ func Unbind(l *kernel.WriteLock, ns *netns.Handle, b Binding) error {
 		if err != nil {
 			return err
 		}
-		return fmt.Errorf("%w: %s %s port %d is bound to %s, not to %s", ErrBinding, b.Proto, b.Prefix, b.Port, name, b.Service)
+		return fmt.Errorf("%w: %s %s port %d is bound to %s, not to %s", ErrUnbound, b.Proto, b.Prefix, b.Port, name, b.Service)
 	}
 	err = d.change(func() error {
 		if _, err := d.bound.Delete(b.key()); err != nil {

@@ -34,16 +34,16 @@ func TestParseBindings(t *testing.T) {
 		t.Errorf("written and read again: %v %v", again, err)
 	}
 	for text, want := range map[string]string{
-		``:                    "f:1: no such binding: unexpected end of file",
-		`[]`:                  "f:1: no such binding: want an object with bindings",
+		``:                    "f:1: invalid binding: unexpected end of file",
+		`[]`:                  "f:1: invalid binding: want an object with bindings",
 		`{}`:                  "list bindings is missing",
-		"{\n\"bindngs\": []}": `f:2: no such binding: "bindngs"`,
-		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.1\"},\n{\"label\": \"b\", \"prefix\": \"127.0.0.1\"}]}": "f:3: no such binding: tcp 127.0.0.1/32 port 0 is bound to a above, and to b here",
-		"{\"bindings\": [\n\n{\"label\": \"\", \"prefix\": \"127.0.0.1\"}]}":                                                "f:3: no such binding: label",
-		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0/33\"}]}":                                              `f:2: no such binding: prefix: "127.0.0.0/33" is not an address`,
-		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"192.0.2.7/24\"}]}":                                              `f:2: no such binding: prefix: "192.0.2.7/24" has bits set beyond its length: write 192.0.2.0/24`,
-		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0\", \"port\": 65536}]}":                                "f:2: no such binding: port",
-		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0\", \"protocol\": \"sctp\"}]}":                         "f:2: no such binding: protocol",
+		"{\n\"bindngs\": []}": `f:2: invalid binding: "bindngs"`,
+		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.1\"},\n{\"label\": \"b\", \"prefix\": \"127.0.0.1\"}]}": "f:3: invalid binding: tcp 127.0.0.1/32 port 0 is bound to a above, and to b here",
+		"{\"bindings\": [\n\n{\"label\": \"\", \"prefix\": \"127.0.0.1\"}]}":                                                "f:3: invalid binding: label",
+		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0/33\"}]}":                                              `f:2: invalid binding: prefix: "127.0.0.0/33" is not an address`,
+		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"192.0.2.7/24\"}]}":                                              `f:2: invalid binding: prefix: "192.0.2.7/24" has bits set beyond its length: write 192.0.2.0/24`,
+		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0\", \"port\": 65536}]}":                                "f:2: invalid binding: port",
+		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0\", \"protocol\": \"sctp\"}]}":                         "f:2: invalid binding: protocol",
 		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0\", \"ports\": 1}]}":                                   `"ports": want label, prefix, port and protocol`,
 		`{"bindings": []} x`: "unexpected data",
 	} {
