@@ -84,7 +84,7 @@ const (
 )
 
 // head is the begin of the picture. Its colours follow the reader's scheme.
-const head = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %[1]d %[2]d" width="%[1]d" height="%[2]d" role="img" xml:space="preserve">
+const head = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %[1]d %[2]d" width="%[1]d" height="%[2]d" role="img">
 <title>%[3]s</title>
 <style>
 text { font: 14px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; fill: #1f2328 }
@@ -121,11 +121,30 @@ func (r *Recorder) SVG() []byte {
 			if c := classes[p.style]; c != "" {
 				class = fmt.Sprintf(" class=%q", c)
 			}
-			n := float64(len([]rune(p.text))) * charWidth
-			// With textLength columns stay aligned in every font.
-			fmt.Fprintf(&b, "<text x=\"%.1f\" y=\"%d\" textLength=\"%.1f\"%s>%s</text>\n", margin+float64(p.column)*charWidth, y, n, class, escape.Replace(p.text))
+			for _, c := range columns(p) {
+				n := float64(len([]rune(c.text))) * charWidth
+				// With textLength columns stay aligned in every font.
+				fmt.Fprintf(&b, "<text x=\"%.1f\" y=\"%d\" textLength=\"%.1f\"%s>%s</text>\n", margin+float64(c.column)*charWidth, y, n, class, escape.Replace(c.text))
+			}
 		}
 	}
 	b.WriteString("</svg>\n")
 	return b.Bytes()
+}
+
+// columns splits a run at each group of spaces, because browsers draw only one of them.
+func columns(r run) (out []run) {
+	at := r.column
+	for {
+		gap := strings.Index(r.text, "  ")
+		if gap < 0 {
+			return append(out, run{at, r.text, r.style})
+		}
+		rest := strings.TrimLeft(r.text[gap:], " ")
+		if gap > 0 {
+			out = append(out, run{at, r.text[:gap], r.style})
+		}
+		at += len([]rune(r.text)) - len([]rune(rest))
+		r.text = rest
+	}
 }

@@ -9,18 +9,21 @@ import (
 	"encoding/xml"
 	"errors"
 	"io"
+	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/weir-project/weir/internal/picture/picturetest"
 	"github.com/weir-project/weir/lab"
 )
 
 // A recording of a terminal holds all of its output. Its picture is the kept screen.
 func TestRecorder(t *testing.T) {
 	r := New("weir-lab demo x", lab.Columns, lab.Rows)
-	term := lab.NewTerminal(r, "weir-lab demo x")
+	term := lab.NewTerminal(r, "weir-lab demo x", nil)
 	term.Show([]string{"slot 0  serving", "slot 1  dead"})
 	term.Log("a & b < c")
+	term.Print("NAME     STATE  AGE")
 	term.Print("$ weir steer status", "✓ all is well")
 	r.Still()
 	term.Close()
@@ -50,10 +53,16 @@ func TestRecorder(t *testing.T) {
 		}
 	}
 	svg := r.SVG()
+	for _, problem := range picturetest.Problems(svg) {
+		t.Error(problem)
+	}
 	for _, want := range []string{"a &amp; b &lt; c", `class="typed">$ weir steer status<`, `class="green">serving<`, `class="red">dead<`, "prefers-color-scheme: dark"} {
 		if !strings.Contains(string(svg), want) {
 			t.Errorf("%q is missing in\n%s", want, svg)
 		}
+	}
+	if regexp.MustCompile(`>[^<]*  [^<]*</text>`).Match(svg) {
+		t.Errorf("spaces between columns collapse in browsers:\n%s", svg)
 	}
 	d := xml.NewDecoder(bytes.NewReader(svg))
 	for {
