@@ -6,44 +6,80 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"regexp"
 	"strings"
 	"sync"
 	"time"
 	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
 )
 
-// The picture is made for this screen size.
+// The size of a screen without a known one. Pictures are made for it.
 const (
 	Columns = 80
 	Rows    = 24
 )
 
-// refresh is the interval of complete drawings, which repair a resized window. Between them only changed
-// lines are written.
+// refresh is the interval of complete drawings, which repair a disturbed screen. Between them only changed lines are
+// written.
 const refresh = 5 * time.Second
 
-// Terminal is a Watcher for a terminal of at least 80 columns and 24 lines. It shows the picture above and
-// the log below, newest line last.
+// Terminal is a Watcher for a terminal. It shows the picture above and the log below, newest line last.
 type Terminal struct {
 	w     io.Writer
 	title string
 	since time.Time
 	plain bool // without colours
+	size  func() (columns, rows int)
+	end   func() // of the signals
 
-	mu      sync.Mutex
-	picture []string
-	said    []saying
-	drawn   []string // the lines on the screen
-	at      time.Time
-	closed  bool
+	mu            sync.Mutex
+	picture       []string
+	said          []saying
+	columns, rows int      // of the screen
+	drawn         []string // the lines on the screen
+	at            time.Time
+	closed        bool
 }
 
-// NewTerminal takes the screen of w until Close. It uses colours unless NO_COLOR is set. w may be a recorder.
-func NewTerminal(w io.Writer, title string) *Terminal {
-	t := &Terminal{w: w, title: title, since: time.Now(), plain: os.Getenv("NO_COLOR") != ""}
+// saying is a line of the log.
+type saying struct {
+	text, style string
+	output      bool // of a command
+}
+
+// NewTerminal takes the screen of w until Close. It uses colours unless NO_COLOR is set. w may be a recorder. size
+// returns the present size of the screen; nil stands for 80 columns and 24 lines.
+func NewTerminal(w io.Writer, title string, size func() (columns, rows int)) *Terminal {
+	t := &Terminal{w: w, title: title, since: time.Now(), plain: os.Getenv("NO_COLOR") != "", size: size}
+	if size == nil {
+		t.size = func() (int, int) { return Columns, Rows }
+	}
+	resized := make(chan os.Signal, 1)
+	signal.Notify(resized, unix.SIGWINCH)
+	go func() {
+		for range resized {
+			t.mu.Lock()
+			t.draw()
+			t.mu.Unlock()
+		}
+	}()
+	t.end = func() { signal.Stop(resized); close(resized) }
 	fmt.Fprint(w, "\x1b[?1049h\x1b[?25l\x1b[2J") // the alternate screen, no cursor, cleared
 	return t
+}
+
+// SizeOf returns the size of the terminal behind f.
+func SizeOf(f *os.File) func() (columns, rows int) {
+	return func() (int, int) {
+		size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+		if err != nil || size.Col == 0 || size.Row == 0 {
+			return Columns, Rows
+		}
+		return int(size.Col), int(size.Row)
+	}
 }
 
 // Close restores the screen.
@@ -52,6 +88,7 @@ func (t *Terminal) Close() {
 	defer t.mu.Unlock()
 	if !t.closed {
 		t.closed = true
+		t.end()
 		fmt.Fprint(t.w, "\x1b[?25h\x1b[?1049l")
 	}
 }
@@ -60,7 +97,7 @@ func (t *Terminal) Log(format string, a ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	line := fmt.Sprintf("%5.1fs  %s", time.Since(t.since).Seconds(), fmt.Sprintf(format, a...))
-	t.add(line)
+	t.add(saying{text: line})
 }
 
 // Print indents the lines to the text of the log.
@@ -68,25 +105,41 @@ func (t *Terminal) Print(lines ...string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, line := range lines {
-		t.add("        " + line)
+		style := styleOf(line)
+		t.add(saying{"        " + line, style, style == ""})
 	}
 }
 
-// add wraps a line, indents its continuation and draws.
-func (t *Terminal) add(line string) {
-	first := wrap(line, Columns)[0]
-	style := styleOf(first)
-	t.said = append(t.said, saying{first, style})
-	if rest := strings.TrimPrefix(line[len(first):], " "); rest != "" {
-		for _, part := range wrap(rest, Columns-8) {
-			t.said = append(t.said, saying{"        " + part, style})
-		}
+// add draws another line, and forgets those no screen has room for.
+func (t *Terminal) add(s saying) {
+	const most = 500
+	t.said = append(t.said, s)
+	if len(t.said) > 2*most {
+		t.said = append([]saying(nil), t.said[most:]...)
 	}
 	t.draw()
 }
 
-// saying is a line of the log with its style.
-type saying struct{ text, style string }
+// wrapped returns the lines of a saying on the screen. Continuations are indented. A row of a table has columns with
+// several spaces between, and is cut.
+func (t *Terminal) wrapped(s saying) []string {
+	indent := "        "
+	if s.output {
+		text := strings.TrimLeft(s.text, " ")
+		if strings.Contains(text, "  ") {
+			return []string{clip(s.text, t.columns)}
+		}
+		indent = s.text[:len(s.text)-len(text)] + "  "
+	}
+	first := wrap(s.text, t.columns)[0]
+	out := []string{t.line(s.style, clip(first, t.columns))}
+	if rest := strings.TrimPrefix(s.text[len(first):], " "); rest != "" {
+		for _, part := range wrap(rest, max(t.columns-len(indent), 1)) {
+			out = append(out, t.line(s.style, clip(indent+part, t.columns)))
+		}
+	}
+	return out
+}
 
 func (t *Terminal) Show(picture []string) {
 	t.mu.Lock()
@@ -95,43 +148,55 @@ func (t *Terminal) Show(picture []string) {
 	t.draw()
 }
 
+// draw writes the changed lines. Needs mu.
 func (t *Terminal) draw() {
 	if t.closed {
 		return
 	}
-	lines := t.lines()
 	var b strings.Builder
+	if columns, rows := t.size(); columns != t.columns || rows != t.rows {
+		if t.drawn != nil {
+			b.WriteString("\x1b[2J") // the terminal has wrapped or cut the old lines
+		}
+		t.columns, t.rows, t.drawn = columns, rows, nil
+	}
+	lines := t.lines()
 	whole := len(t.drawn) != len(lines) || time.Since(t.at) > refresh
 	for i, l := range lines {
 		if whole || l != t.drawn[i] {
-			fmt.Fprintf(&b, "\x1b[%d;1H%s\x1b[K", i+1, l) // \x1b[K clears the rest of the old line
+			fmt.Fprintf(&b, "\x1b[%d;1H\x1b[K%s", i+1, l) // \x1b[K after a full line would clear its last character
 		}
 	}
 	if whole {
 		t.at = time.Now()
 	}
 	t.drawn = lines
-	_, _ = io.WriteString(t.w, b.String())
+	if b.Len() > 0 {
+		_, _ = io.WriteString(t.w, b.String())
+	}
 }
 
 // lines returns the screen.
 func (t *Terminal) lines() []string {
-	rule := t.paint(dim, strings.Repeat("─", Columns))
-	lines := []string{t.paint(bold, clip(t.title, Columns)), rule}
-	for _, l := range t.picture[:min(len(t.picture), Rows-7)] {
-		lines = append(lines, t.words(clip(l, Columns)))
+	rule := t.paint(dim, strings.Repeat("─", t.columns))
+	lines := []string{t.paint(bold, clip(t.title, t.columns)), rule}
+	for _, l := range t.picture[:min(len(t.picture), max(t.rows-7, 0))] {
+		lines = append(lines, t.words(clip(l, t.columns)))
 	}
 	if len(t.picture) > 0 {
 		lines = append(lines, rule)
 	}
-	room := Rows - 1 - len(lines)
-	for _, l := range t.said[max(0, len(t.said)-room):] {
-		lines = append(lines, t.line(saying{clip(l.text, Columns), l.style}))
+	room := max(t.rows-1-len(lines), 0)
+	var log []string
+	for i := len(t.said) - 1; i >= 0 && len(log) < room; i-- {
+		log = append(t.wrapped(t.said[i]), log...)
 	}
-	for len(lines) < Rows-1 {
+	lines = append(lines, log[max(0, len(log)-room):]...)
+	for len(lines) < t.rows-1 {
 		lines = append(lines, "")
 	}
-	return append(lines, t.paint(dim, "Ctrl-C ends the run and removes its traces"))
+	lines = append(lines, t.paint(dim, clip("Ctrl-C ends the run and removes its traces", t.columns)))
+	return lines[:min(len(lines), t.rows)]
 }
 
 // Styles of the terminal (SGR).
@@ -166,15 +231,15 @@ func styleOf(l string) string {
 }
 
 // line paints a line of the log. The time is dim.
-func (t *Terminal) line(l saying) string {
-	if l.style != "" {
-		text := strings.TrimLeft(l.text, " ")
-		return l.text[:len(l.text)-len(text)] + t.paint(l.style, text)
+func (t *Terminal) line(style, l string) string {
+	if style != "" {
+		text := strings.TrimLeft(l, " ")
+		return l[:len(l)-len(text)] + t.paint(style, text)
 	}
-	if len(l.text) > 8 && l.text[5] == 's' && l.text[6] == ' ' {
-		return t.paint(dim, l.text[:6]) + l.text[6:]
+	if len(l) > 8 && l[5] == 's' && l[6] == ' ' {
+		return t.paint(dim, l[:6]) + l[6:]
 	}
-	return l.text
+	return l
 }
 
 // states are the words with a colour in the picture, in a column of their own.
@@ -209,9 +274,10 @@ func wrap(s string, width int) []string {
 	return append(out, s)
 }
 
+// clip cuts a line at the screen's end, and shows the cut.
 func clip(s string, width int) string {
 	if utf8.RuneCountInString(s) <= width {
 		return s
 	}
-	return string([]rune(s)[:width])
+	return string([]rune(s)[:max(width-1, 0)]) + "…"
 }

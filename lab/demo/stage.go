@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/weir-project/weir/lab"
 )
@@ -43,9 +42,6 @@ func (s *Stage) Pace(ctx context.Context, d time.Duration) error {
 // Typed shows a command of a person, run by the demonstration itself.
 func (s *Stage) Typed(format string, a ...any) { s.Watch.Print("$ " + fmt.Sprintf(format, a...)) }
 
-// width is the longest line of output.
-const width = lab.Columns - 10
-
 // Output shows the first lines of a command's output, with the names of a machine in place of the run's.
 func (s *Stage) Output(text string, lines int) {
 	if strings.TrimSpace(text) == "" {
@@ -59,11 +55,7 @@ func (s *Stage) Output(text string, lines int) {
 	all = rename(all, filepath.Base(s.Dir)+"-", "")
 	shown := all[:min(len(all), lines)]
 	for i, l := range shown {
-		l = strings.TrimRight(l, " ")
-		if utf8.RuneCountInString(l) > width {
-			l = string([]rune(l)[:width-1]) + "…"
-		}
-		shown[i] = "  " + l
+		shown[i] = "  " + strings.TrimRight(l, " ")
 	}
 	if n := len(all) - len(shown); n > 0 {
 		shown = append(shown, fmt.Sprintf("  … (%d more)", n))

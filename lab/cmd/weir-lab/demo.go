@@ -20,6 +20,12 @@ import (
 	"github.com/weir-project/weir/lab/demo"
 )
 
+// The size of a recorded screen. The tables of weir fit it, and its text is readable on a page.
+const (
+	recordColumns = 120
+	recordRows    = 28
+)
+
 // demoFlags are the flags of `weir-lab demo`.
 type demoFlags struct {
 	smoke, names bool
@@ -87,13 +93,15 @@ func (f demoFlags) play(ctx context.Context, d demo.Demo) error {
 	}
 	title := "weir demo " + d.Name
 	var screens []io.Writer
+	size := lab.SizeOf(os.Stdout)
 	var recorder *cast.Recorder
 	if f.record != "" {
 		if err := os.MkdirAll(f.record, 0o755); err != nil {
 			return err
 		}
 		o.Seed = 1 // recordings repeat
-		recorder = cast.New(title, lab.Columns, lab.Rows)
+		recorder = cast.New(title, recordColumns, recordRows)
+		size = func() (int, int) { return recordColumns, recordRows }
 		screens = append(screens, recorder)
 	}
 	live := terminal.Is(os.Stdout)
@@ -105,7 +113,7 @@ func (f demoFlags) play(ctx context.Context, d demo.Demo) error {
 		end = "\r\n" // a terminal without a driver
 	}
 	if len(screens) > 0 {
-		t := lab.NewTerminal(io.MultiWriter(screens...), title)
+		t := lab.NewTerminal(io.MultiWriter(screens...), title, size)
 		o.Watch, done = t, t.Close
 	}
 	if !live {

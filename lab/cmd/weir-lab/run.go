@@ -92,7 +92,7 @@ func run(ctx context.Context, x lab.Experiment, f runFlags) error {
 	o := lab.Options{Size: f.size(), Seed: f.seed, Control: f.without, Keep: f.keep}
 	done := func() {}
 	if !f.json && terminal.Is(os.Stdout) {
-		t := lab.NewTerminal(os.Stdout, fmt.Sprintf("weir-lab run %s (%s, seed %d)", x.Name, o.Size, o.Seed))
+		t := lab.NewTerminal(os.Stdout, fmt.Sprintf("weir-lab run %s (%s, seed %d)", x.Name, o.Size, o.Seed), lab.SizeOf(os.Stdout))
 		o.Watch, done = t, t.Close
 	} else {
 		o.Watch = &lab.Log{W: os.Stderr, Since: time.Now()}
