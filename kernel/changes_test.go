@@ -42,6 +42,7 @@ func TestChanges(t *testing.T) {
 	if err := c.Renew(); err != nil {
 		t.Fatal(err)
 	}
+	heard(t, c, false) // the first lock: it might have been released already
 	heard(t, c, true)
 	keep := filepath.Join(r.path, "1", "steer")
 	if err := os.MkdirAll(filepath.Join(keep, "x"), 0o750); err != nil {
@@ -63,6 +64,29 @@ func TestChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.Unlock()
+	heard(t, c, false)
+	heard(t, c, true)
+}
+
+// A change before the first look at a new root is reported by that look.
+func TestChangesBeforeTheFirstLook(t *testing.T) {
+	r := newRoot(t)
+	c, err := r.Changes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	l, err := r.Lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(r.path, "1", "steer", "x"), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	l.Unlock()
+	if err := c.Renew(); err != nil {
+		t.Fatal(err)
+	}
 	heard(t, c, false)
 	heard(t, c, true)
 }
