@@ -232,6 +232,56 @@ func TestInterfaceComesAndGoes(t *testing.T) {
 	}
 }
 
+// A renamed interface is not the guard's any more: the state says so, and weir serve or weir apply
+// takes the guard off. A new interface with the name gets it.
+func TestInterfaceRenamed(t *testing.T) {
+	need(t, kernel.XDPProgram)
+	wire := nstest.NewWire(t)
+	w := &world{t: t, root: kernel.OpenRoot(nstest.BPFFS + "/weir-renamed")}
+	dns := guarded(t, "dns", Options{Limit: 100, Interfaces: []string{"old0", nstest.WireDevice}}, "udp :5300")
+	dns.Netns = wire.NameB
+	nstest.Cable(t, wire.A, "old0", wire.B, "old0")
+	w.apply(dns)
+	defer w.apply()
+	rename := func(from, to string) {
+		t.Helper()
+		if err := wire.B.Do(func() error {
+			l, err := netlink.LinkByName(from)
+			if err != nil {
+				return err
+			}
+			return errors.Join(netlink.LinkSetDown(l), netlink.LinkSetName(l, to), netlink.LinkSetUp(l))
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rename("old0", "new0")
+	if p := w.state("dns").Problem; !strings.HasPrefix(p, "still attached at new0, named by no guard and perhaps renamed from old0: ") {
+		t.Errorf("after the rename: %q", p)
+	}
+	const absent = "there is no interface old0: "
+	w.apply(dns)
+	if p := w.state("dns").Problem; !strings.HasPrefix(p, absent) {
+		t.Errorf("after weir apply: %q", p)
+	}
+	rename("new0", "old0")
+	w.apply(dns)
+	attached(t, w)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- Feature{}.Run(ctx, w.root, slog.New(slog.DiscardHandler)) }()
+	defer func() { cancel(); <-done }()
+	rename("old0", "new0")
+	nstest.Eventually(t, func() error {
+		if p := w.state("dns").Problem; !strings.HasPrefix(p, absent) {
+			return errors.New(p)
+		}
+		return nil
+	})
+	nstest.Cable(t, wire.A, "old1", wire.B, "old0")
+	attached(t, w)
+}
+
 // A change is refused if a working guard would move to missing interfaces only. One of several
 // interfaces may be missing.
 func TestRefusesAbsentInterface(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/netns"
@@ -58,8 +59,21 @@ func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, id netns.ID
 	if found, err := p.found(o, mine.Maps[pinState]); err != nil || !found {
 		return true, err
 	}
-	at, err := p.unattached(o, ns)
-	return len(at.lacking)+len(at.removed) > 0, err
+	at, err := p.unattached(o, ns, interfaces(r, i.Scope))
+	return len(at.lacking)+len(at.removed)+len(at.renamed) > 0, err
+}
+
+// interfaces returns the interfaces named by the guards of a namespace, or nil if a guard is
+// unreadable.
+func interfaces(r *kernel.Root, scope string) (out []string) {
+	all, unread, err := readPublished(r, scope)
+	if err != nil || len(unread) > 0 {
+		return nil
+	}
+	for _, g := range all {
+		out = append(out, g.Spec.Service.Interfaces...)
+	}
+	return out
 }
 
 // adopt attaches the guards of a namespace where missing, or removes them if the namespace is gone.
@@ -84,11 +98,13 @@ type unattached struct {
 	lacking []string // interfaces without the guard
 	absent  []string // missing interfaces
 	removed []string // links of removed interfaces
+	renamed []string // interfaces with a link, named by no guard
 }
 
-// unattached returns the missing attachments of a guard. o are the pins of @hooks. A caller without
-// access to a link relies on its pin.
-func (p published) unattached(o *kernel.Opened, ns *netns.Handle) (u unattached, err error) {
+// unattached returns the missing attachments of a guard. o are the pins of @hooks, named are the
+// interfaces of all guards in the namespace, or nil if they are unknown. A caller without access to a
+// link relies on its pin.
+func (p published) unattached(o *kernel.Opened, ns *netns.Handle, named []string) (u unattached, err error) {
 	links, err := o.Links()
 	if err != nil {
 		return u, err
@@ -116,10 +132,20 @@ func (p published) unattached(o *kernel.Opened, ns *netns.Handle) (u unattached,
 		return nil
 	})
 	for _, pin := range links {
-		if number, is := strings.CutPrefix(pin, linkXDP); is {
-			if index, err := strconv.Atoi(number); err == nil && detached(o, pin, index) {
-				u.removed = append(u.removed, pin)
-			}
+		number, is := strings.CutPrefix(pin, linkXDP)
+		index, aerr := strconv.Atoi(number)
+		switch {
+		case !is || aerr != nil:
+		case detached(o, pin, index):
+			u.removed = append(u.removed, pin)
+		case named != nil:
+			_ = ns.Do(func() error {
+				l, err := netlink.LinkByIndex(index)
+				if err == nil && !slices.Contains(named, l.Attrs().Name) {
+					u.renamed = append(u.renamed, l.Attrs().Name)
+				}
+				return err
+			})
 		}
 	}
 	return u, err

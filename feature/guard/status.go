@@ -150,12 +150,15 @@ func problem(r *kernel.Root, rec record, m *ebpf.Map, s *guardstate.Layout) stri
 		return "" // only root can check
 	}
 	defer ns.Close()
-	at, err := p.unattached(o, ns)
+	at, err := p.unattached(o, ns, interfaces(r, rec.Scope))
 	switch {
 	case err != nil:
 		return err.Error()
 	case len(at.lacking) > 0:
 		return "not attached at " + strings.Join(at.lacking, ", ") + ": weir apply attaches it, weir serve within seconds"
+	case len(at.renamed) > 0 && len(at.absent) > 0:
+		return "still attached at " + strings.Join(at.renamed, ", ") + ", named by no guard and perhaps renamed from " + strings.Join(at.absent, ", ") +
+			": weir serve, or weir apply, takes the guard off"
 	case len(at.absent) > 0:
 		return "there is no interface " + strings.Join(at.absent, ", ") + ": weir serve, or weir apply, attaches the guard once it appears"
 	}
