@@ -467,6 +467,34 @@ func TestRetireWaitsForQueue(t *testing.T) {
 	}
 }
 
+// TestRetiredLivesOn: a process that ignores its stop signal has not ended, and the log says so.
+func TestRetiredLivesOn(t *testing.T) {
+	w := generational(t, 100*time.Millisecond, time.Minute)
+	a, b := startSink(t, "udp4=0.0.0.0:9991", "tcp4~=0.0.0.0:9991"), startSink(t, "udp4=0.0.0.0:9991", "tcp4~=0.0.0.0:9991")
+	w.member(0, a)
+	w.apply()
+	w.member(0, b)
+	w.apply()
+	var log strings.Builder
+	ignored := daemon.Retirement{Slot: w.slot(0), Signal: unix.SIGCONT, Log: slog.New(slog.NewTextHandler(&log, nil))}
+	if err := ignored.Run(t.Context(), w.root); err != nil {
+		t.Error(err)
+	}
+	const sent, lives, ended = "stop signal sent to the previous generation", "previous generation lives on after its stop signal", "previous generation ended"
+	if said := log.String(); !strings.Contains(said, sent) || !strings.Contains(said, lives) || strings.Contains(said, ended) {
+		t.Errorf("the process lives on, but the log says\n%s", said)
+	}
+	log.Reset()
+	ignored.Signal = unix.SIGKILL
+	if err := ignored.Run(t.Context(), w.root); err != nil {
+		t.Error(err)
+	}
+	a.Wait()
+	if said := log.String(); !strings.Contains(said, sent) || strings.Contains(said, lives) || !strings.Contains(said, ended) {
+		t.Errorf("the process has exited, but the log says\n%s", said)
+	}
+}
+
 // said is a log that signals any message.
 type said chan struct{}
 

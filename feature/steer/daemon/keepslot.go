@@ -58,7 +58,7 @@ func (s *supervisor) keepSlot(ctx context.Context, pid int) {
 
 // retire ends the previous generation. The daemon has the slot already.
 func (s *supervisor) retire(ctx context.Context) {
-	err := Retirement{Slot: s.Slot, Signal: s.Stop, Log: s.Log}.Run(ctx, s.root)
+	err := Retirement{Slot: s.Slot, Signal: s.Stop, Watch: true, Log: s.Log}.Run(ctx, s.root)
 	if err != nil && ctx.Err() == nil {
 		s.Log.Warn("previous generation not ended", "service", s.Slot.Service, "slot", s.Slot.Slot, "err", err)
 	}

@@ -26,6 +26,7 @@ type Retirement struct {
 	Slot   slots.Slot
 	Signal syscall.Signal // ends the process; 0: the graceful signal of its program
 	Keep   bool           // do not end the process after the drain
+	Watch  bool           // wait for the exit of the process, however long it takes
 	Log    feature.Logger
 }
 
@@ -37,6 +38,10 @@ const (
 	drainLast = 2 * time.Second
 	// drainGrace is the time to answer requests already read.
 	drainGrace = 50 * time.Millisecond
+	// exitGrace is the time for the process to exit after its signal. Then a warning follows, and later ones at
+	// intervals that double up to maxExitWarning.
+	exitGrace      = 5 * time.Second
+	maxExitWarning = time.Hour
 )
 
 // retiring is a running Retirement of one process, independent of later changes of the slot.
@@ -84,7 +89,27 @@ func (t Retirement) Run(ctx context.Context, r *kernel.Root) error {
 	if err := unix.PidfdSendSignal(proc.FD(), sig, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("end process %d: %w", v.who.PID, err)
 	}
-	t.Log.Info("previous generation ended", "service", t.Slot.Service, "slot", t.Slot.Slot, "pid", v.who.PID, "signal", sig)
+	t.Log.Info("stop signal sent to the previous generation", "service", t.Slot.Service, "slot", t.Slot.Slot, "pid", v.who.PID, "signal", sig)
+	return v.exited(ctx, proc, sig)
+}
+
+// exited waits for the exit of the process, and warns while it lives. Without Watch one warning ends it.
+func (v *retiring) exited(ctx context.Context, proc *pidfd.Process, sig syscall.Signal) error {
+	sent, again := time.Now(), exitGrace
+	for wait := drainPoll; proc.Alive(); wait = min(wait+wait/8, maxDrainPoll) {
+		if lives := time.Since(sent); lives >= again {
+			now, _ := v.read() // for its connections
+			v.Log.Warn("previous generation lives on after its stop signal, end it by hand", "service", v.Slot.Service, "slot", v.Slot.Slot, "pid", v.who.PID,
+				"signal", sig, "duration", lives.Round(time.Second), "sessions", now.Sessions)
+			if again = min(2*again, again+maxExitWarning); !v.Watch {
+				return nil
+			}
+		}
+		if err := slots.Sleep(ctx, wait); err != nil {
+			return err
+		}
+	}
+	v.Log.Info("previous generation ended", "service", v.Slot.Service, "slot", v.Slot.Slot, "pid", v.who.PID)
 	return nil
 }
 
