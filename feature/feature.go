@@ -203,6 +203,9 @@ func (p Plan) Apply(ctx context.Context, l *kernel.WriteLock, each func(s Step, 
 		if err := kernel.Stopped(ctx, err, became); errors.Is(err, context.Canceled) {
 			return err
 		}
+		if i > 0 && len(p.Undo) > 0 {
+			return fmt.Errorf("%s: %w; the earlier steps were undone: everything is as before", s, err)
+		}
 		return fmt.Errorf("%s: %w", s, err)
 	}
 	return nil
