@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/host"
 	"github.com/weir-project/weir/internal/netns"
@@ -75,6 +76,24 @@ func complete(c *cobra.Command, g *cli.Globals) {
 			})
 		}
 	}
+	c.LocalFlags().VisitAll(func(f *pflag.Flag) { completeValue(c, f) })
+}
+
+// valueWords are the values of flags with few of them.
+var valueWords = map[string][]string{
+	"proto": {"tcp", "udp"}, "missing": {"tcp", "udp"}, "protect": {"link", "node", "srlg"}, "change": {"down", "up"},
+	"hook": {"xdp", "xdp-generic", "tcx", "clsact", "netfilter", "nft", "socket"}, "stop": {"TERM", "QUIT", "INT", "HUP", "USR1", "USR2", "WINCH", "KILL"},
+}
+
+// pathFlags are the flags with a path as their value. Shells complete files for them, and for no other flag.
+var pathFlags = []string{"root", "socket", "keeper", "pidfile", "file", "output", "sids", "vty-socket", "svg", "list", "read", "rules"}
+
+// completeValue completes a flag's value without names of the host. Without this, shells complete files for a number.
+func completeValue(c *cobra.Command, f *pflag.Flag) {
+	if _, has := c.GetFlagCompletionFunc(f.Name); has || f.NoOptDefVal != "" || slices.Contains(pathFlags, f.Name) {
+		return
+	}
+	_ = c.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(valueWords[f.Name], cobra.ShellCompDirectiveNoFileComp))
 }
 
 // argumentCompletion completes the arguments of a usage: names, or files for FILE.
