@@ -60,6 +60,43 @@ func (w *world) has(slot, pid int) error {
 	return nil
 }
 
+// TestFormerSocketsServe: a member keeps its slot without a socket at its changed address. Plan, apply, status and doctor
+// name the missing socket. The member gets the slot with its new socket when that appears.
+func TestFormerSocketsServe(t *testing.T) {
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
+	a := startSink(t, "udp4=0.0.0.0:7005", "udp4=0.0.0.0:7006")
+	w.member(0, a, "udp 0.0.0.0:7005")
+	w.apply()
+	was := w.state().Slots[0].Sockets[0].Cookie
+	w.member(0, a, "udp 0.0.0.0:7009")
+	foreseen, noted := w.applyNotes()
+	who := fmt.Sprintf("process %d (", a.pid())
+	if !strings.HasPrefix(foreseen, "would stay with "+who) || !strings.HasPrefix(noted, "stays with "+who) || !strings.Contains(noted, "7009") {
+		t.Errorf("foreseen %q, noted %q", foreseen, noted)
+	}
+	if foreseen, noted := w.applyNotes(); foreseen+noted != "" {
+		t.Errorf("the second time: foreseen %q, noted %q", foreseen, noted)
+	}
+	st, err := state.Read(t.Context(), w.root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st.ExplainEmpty(t.Context())
+	if slot := st.Services[0].Slots[0]; !slot.Admitted() || slot.Occupant != "" || !strings.HasPrefix(slot.Reason, "its member serves from its former sockets: ") {
+		t.Errorf("slot %+v", slot)
+	}
+	if got := w.found(); !strings.Contains(got, "slot 0: its member serves from its former sockets: ") || !strings.Contains(got, "7009") {
+		t.Errorf("doctor %q", got)
+	}
+	w.member(0, a, "udp 0.0.0.0:7006")
+	if foreseen, noted := w.applyNotes(); foreseen+noted != "" {
+		t.Errorf("an existing socket: foreseen %q, noted %q", foreseen, noted)
+	}
+	if slot := w.state().Slots[0]; !slot.Admitted() || slot.Reason != "" || slot.Sockets[0].Cookie == was {
+		t.Errorf("with the new socket: %+v", slot)
+	}
+}
+
 // TestFormerMemberKeepsTheSlot: a slot stays with its process while the newly configured member does not exist. Plan,
 // apply, status, explain and doctor name both. The member gets the slot when it appears, unless an operator has given
 // it to another process.

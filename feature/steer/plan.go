@@ -297,7 +297,7 @@ func planService(ctx context.Context, plan *feature.Plan, have state.State, t ta
 func planMembers(plan *feature.Plan, t target, have *state.Service) {
 	vet := &engine.Vetting{Rate: t.rate, Limit: engine.UnderLock} // shared by all: hung checks must not add up
 	for _, m := range t.service.Members {
-		if have != nil && m.Slot < len(have.Slots) && have.Slots[m.Slot].Admitted() && have.Slots[m.Slot].Member == m.String() {
+		if have != nil && m.Slot < len(have.Slots) && have.Slots[m.Slot].Admitted() && have.Slots[m.Slot].Member == m.String() && sameBound(have.Record, m) {
 			continue
 		}
 		plan.Add(t.batch.step(t.scope, t.service.Name, feature.Step{Verb: "adopt", Object: fmt.Sprintf("slot %d of service %s", m.Slot, t.service.Name), Detail: m.String(),
@@ -315,6 +315,12 @@ func planMembers(plan *feature.Plan, t target, have *state.Service) {
 				return "", err
 			}, Foresee: func(ctx context.Context) string { return t.foreseeEmpty(ctx, m, have) }}))
 	}
+}
+
+// sameBound reports whether a slot's member has the configured addresses of its sockets already.
+func sameBound(p *record.Service, m service.Member) bool {
+	was := p.Service.Member(m.Slot)
+	return was == nil || slices.EqualFunc(was.Bound, m.Bound, func(a, b service.Listen) bool { return a.String() == b.String() })
 }
 
 // keeps reports whether another process keeps a slot without its configured member.

@@ -58,8 +58,12 @@ func (s *Service) ExplainEmpty(ctx context.Context, until time.Time) {
 		m := s.Record.Service.Member(slot.Slot)
 		if m != nil && slot.Admitted() && time.Now().Before(until) {
 			slot.Occupant = s.Occupant(*slot)
-			if why, kept := s.remarked(slot.Slot); kept && slot.Occupant != "" && slot.Reason == "" {
-				slot.Reason = "its member is missing: " + strings.TrimPrefix(why, engine.LateMark)
+			if why, kept := s.remarked(slot.Slot); kept && slot.Reason == "" {
+				what := "its member is missing: "
+				if slot.Occupant == "" {
+					what = "its member serves from its former sockets: "
+				}
+				slot.Reason = what + strings.TrimPrefix(why, engine.LateMark)
 			}
 		}
 		if slot.Admitted() || slot.Withdrawn || m == nil {
