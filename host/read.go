@@ -14,11 +14,14 @@ import (
 	"os"
 	"reflect"
 	"strings"
+	"syscall"
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/accept"
 	"github.com/weir-project/weir/internal/redial"
+	"github.com/weir-project/weir/internal/users"
 	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
 )
 
 // Reader answers reading commands.
@@ -35,9 +38,13 @@ func Ask[T any](ctx context.Context, r Reader, name, query string, args url.Valu
 }
 
 // Reader returns a reader of the pins if this user may read them. Otherwise it returns a client of the weir serve at
-// socket. Kernels before 5.19, and kernels with BPF closed to unprivileged users, refuse even reading. A root outside a BPF file system
+// socket. Kernels before 5.19, and kernels with BPF closed to unprivileged users, refuse even reading. A user without
+// CAP_SYS_ADMIN cannot enter network namespaces, so an answering weir serve sees more. A root outside a BPF file system
 // is an error and not an empty host, unless records show that its pins were lost.
 func (h *Host) Reader(socket string) Reader {
+	if !users.Has(unix.CAP_SYS_ADMIN) && h.servedAt(socket) {
+		return remote{socket, nil}
+	}
 	if err := h.Root.Located(); err != nil {
 		if faults, _ := h.Root.Check(); len(faults) == 0 {
 			return nothing{err}
@@ -56,6 +63,19 @@ func (h *Host) Reader(socket string) Reader {
 		return remote{socket, err}
 	}
 	return pins{h}
+}
+
+// servedAt reports whether a weir serve of these pins answers at a socket. The default socket belongs to the default root.
+func (h *Host) servedAt(socket string) bool {
+	if socket == DefaultSocket && h.Root.Path() != kernel.DefaultRoot {
+		return false
+	}
+	c, err := net.Dial("unix", socket)
+	if err != nil {
+		return false
+	}
+	defer c.Close()
+	return errors.Join(accept.CheckPath(socket), accept.CheckServer(c, socket, "")) == nil
 }
 
 // unreadable reports whether an error means that this user may not read the pins.
@@ -138,7 +158,7 @@ func (p pins) answer(ctx context.Context, name, query string, args url.Values) (
 // remote asks weir serve.
 type remote struct {
 	socket string
-	reason error // error of reading the pins
+	reason error // error of reading the pins; nil: weir serve is asked first
 }
 
 func (r remote) Status(ctx context.Context) (st Status, err error) {
@@ -175,7 +195,7 @@ func (r remote) get(ctx context.Context, path string, q url.Values, into any) er
 	}
 	resp, err := c.Do(req)
 	if err != nil {
-		return fmt.Errorf("%w; and no weir serve answers on %s: %w", r.reason, r.socket, err)
+		return r.unanswered(err)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
@@ -183,4 +203,22 @@ func (r remote) get(ctx context.Context, path string, q url.Values, into any) er
 		return fmt.Errorf("weir serve: %s", strings.TrimSpace(string(b)))
 	}
 	return json.NewDecoder(resp.Body).Decode(into)
+}
+
+// unanswered explains a failed request.
+func (r remote) unanswered(err error) error {
+	if e, ok := errors.AsType[*url.Error](err); ok {
+		err = e.Err // without the URL, which means nothing to a user
+	}
+	switch st, serr := os.Stat(r.socket); {
+	case r.reason == nil:
+		return fmt.Errorf("ask weir serve on %s: %w", r.socket, err)
+	case errors.Is(err, os.ErrPermission) && serr == nil:
+		who := "root"
+		if gid := int(st.Sys().(*syscall.Stat_t).Gid); gid != 0 {
+			who += " and group " + users.GroupName(gid)
+		}
+		return fmt.Errorf("%w; and weir serve answers only %s on %s: %w", r.reason, who, r.socket, os.ErrPermission)
+	}
+	return fmt.Errorf("%w; and no weir serve answers on %s: %w", r.reason, r.socket, err)
 }

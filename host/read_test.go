@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -20,6 +21,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // answers is the output of playRead.
@@ -144,12 +146,36 @@ func TestReaderFallsBackToTheSocket(t *testing.T) {
 	}
 	stranger := w.readAs(syscall.Credential{Uid: nobody, Gid: nobody}, s.socket)
 	for _, e := range stranger.Errors {
-		if !strings.Contains(e, "no permission to read weir's pins") || !strings.Contains(e, "no weir serve answers on "+s.socket) {
+		if !strings.Contains(e, "no permission to read weir's pins") || !strings.Contains(e, fmt.Sprintf("; and weir serve answers only root and group %d on %s: permission denied", readers, s.socket)) {
 			t.Errorf("a stranger is told %q", e)
 		}
 	}
 	if len(stranger.Errors) != 6 {
 		t.Errorf("a stranger reads %+v", stranger)
+	}
+}
+
+// A member of the group may read the pins, but cannot enter namespaces: an answering weir serve is asked first.
+func TestReaderAsksServeFirst(t *testing.T) {
+	w := newWorld(t)
+	if err := os.Chmod(nstest.BPFFS, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Chmod(nstest.BPFFS, 0o700) })
+	pid, _ := daemon(t, "0.0.0.0:4739")
+	w.apply(w.config(oneService, pid))
+	w.setGroup(readers)
+	member := syscall.Credential{Uid: nobody, Gid: readers}
+	alone := w.readAs(member, filepath.Join(socketDir(t), "absent.sock"))
+	if alone.Reader != "host.pins" {
+		t.Skip("need: BPF open to unprivileged users: " + strings.Join(alone.Errors, "; "))
+	}
+	if !strings.HasPrefix(alone.Status.Services[0].Problem, "queues and drops are not shown") {
+		t.Errorf("alone the group sees everything: %+v", alone.Status.Services[0])
+	}
+	s := w.serve()
+	if served := w.readAs(member, s.socket); served.Reader != "host.remote" || served.Status.Services[0].Problem != "" {
+		t.Errorf("the group reads by %s: %q", served.Reader, served.Status.Services[0].Problem)
 	}
 }
 

@@ -12,6 +12,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/users"
 )
 
 // DefaultRoot is the default pin root. --root and WEIR_ROOT override it.
@@ -164,8 +166,8 @@ func (r *Root) allNames(dir string) ([]string, error) {
 // unreadable names the users and groups with access.
 func (r *Root) unreadable(path string) error {
 	who := "root"
-	if st, err := os.Stat(r.path); err == nil {
-		who = fmt.Sprintf("root or group %d", st.Sys().(*syscall.Stat_t).Gid)
+	if gid, ok := r.Group(); ok && gid != 0 {
+		who = "root or group " + users.GroupName(gid)
 	}
 	return fmt.Errorf("%w (%s): run as %s, or ask a running 'weir serve' through its socket", ErrUnreadable, path, who)
 }
@@ -287,11 +289,17 @@ func ipNetnsExec() string {
 
 // gid returns the group with read access: the group of the root directory.
 func (r *Root) gid() int {
+	gid, _ := r.Group()
+	return gid
+}
+
+// Group returns the group with read access to the pins. ok is false without a root directory.
+func (r *Root) Group() (gid int, ok bool) {
 	st, err := os.Stat(r.path)
 	if err != nil {
-		return 0
+		return 0, false
 	}
-	return int(st.Sys().(*syscall.Stat_t).Gid)
+	return int(st.Sys().(*syscall.Stat_t).Gid), true
 }
 
 // Writable returns an error if this user can never pin: the root is outside a BPF file system, or belongs to another
