@@ -146,7 +146,7 @@ func (h *Host) applyUnconfirmed(ctx context.Context, l *kernel.WriteLock, window
 			return err
 		}
 		if err := errors.Join(l.Forget(keptChange), l.Keep(keptBefore, text)); err != nil {
-			return err
+			return fmt.Errorf("save the present state for a rollback, so nothing was changed: %w", err)
 		}
 		kernel.Step("host:saved")
 	}

@@ -31,10 +31,15 @@ type Diagnosis struct {
 	Kernel   string    `json:"kernel"`
 	User     string    `json:"user"`
 	Findings []Finding `json:"findings"`
+
+	denied bool // this user may not probe all needs
 }
 
 // Able returns an error if a feature cannot run, because one of its needs is missing.
 func (d Diagnosis) Able() error {
+	if d.denied {
+		return fmt.Errorf("probe the kernel: %w: run weir doctor as root", os.ErrPermission)
+	}
 	var missing []string
 	for _, f := range d.Findings {
 		if f.Level == "missing" {
@@ -70,7 +75,8 @@ func (d *Diagnosis) probe(name string, needs []kernel.Need) {
 		f := Finding{Feature: name, Check: n.Name, Since: n.Since, Level: "ok", Optional: n.Optional}
 		if err := n.Probe(); err != nil {
 			f.Level, f.Text, f.Remedy = "missing", err.Error(), n.RemedyFor(err)
-			if kernel.Scarce(err) {
+			d.denied = d.denied || !n.Optional && errors.Is(err, os.ErrPermission)
+			if kernel.Scarce(err) || !n.Optional && errors.Is(err, os.ErrPermission) {
 				f.Level = "warning" // the kernel may have it
 			} else if n.Optional {
 				f.Level, f.Text = "note", fmt.Sprintf("%v; needed for %s", err, n.For)
@@ -95,7 +101,9 @@ func (d *Diagnosis) faults(ctx context.Context, h *Host) {
 // unconfirmed adds a change that waits for confirmation or was rolled back.
 func (d *Diagnosis) unconfirmed(h *Host) {
 	u, err := h.Unconfirmed()
-	if err != nil {
+	if unreadable(err) {
+		return // no sign of a change
+	} else if err != nil {
 		d.Findings = append(d.Findings, Finding{Feature: "weir", Check: "unconfirmed change", Level: "warning", Text: err.Error()})
 	} else if u != nil {
 		f := u.Finding()

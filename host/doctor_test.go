@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/weir-project/weir/internal/nstest"
-	"github.com/weir-project/weir/kernel"
 )
 
 func TestDoctor(t *testing.T) {
@@ -44,7 +43,7 @@ func TestDoctorWithoutRights(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	able, rest, _ := strings.Cut(string(out), "\n")
-	if !strings.HasPrefix(able, "able: "+kernel.ErrUnsupported.Error()) || !strings.Contains(able, "steer needs sk_lookup programs") {
+	if able != "able: probe the kernel: permission denied: run weir doctor as root" {
 		t.Errorf("%s", able)
 	}
 	var d Diagnosis
@@ -55,7 +54,7 @@ func TestDoctorWithoutRights(t *testing.T) {
 		t.Errorf("user %q", d.User)
 	}
 	for _, f := range d.Findings {
-		if f.Level == "missing" && !strings.Contains(f.Text, "run as root") {
+		if f.Level == "missing" { // the kernel may have it
 			t.Errorf("%s is missing: %s %s", f.Check, f.Text, f.Remedy)
 		}
 	}

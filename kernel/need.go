@@ -34,6 +34,9 @@ type NeedError struct {
 }
 
 func (e *NeedError) Error() string {
+	if errors.Is(e.Err, os.ErrPermission) {
+		return fmt.Sprintf("probe %s (Linux %s): %v", e.Need.Name, e.Need.Since, e.Err) // the kernel may have it
+	}
 	s := fmt.Sprintf("%s (Linux %s) is missing: %v", e.Need.Name, e.Need.Since, e.Err)
 	if r := e.Need.RemedyFor(e.Err); r != "" {
 		s += "; " + r
@@ -84,13 +87,19 @@ func (n Need) Check() error {
 	return &NeedError{Need: n, Err: err}
 }
 
-// Require probes all required needs and returns the missing ones.
+// Require probes all required needs and returns the missing ones. It stops at a missing permission, because the other
+// needs lack it too.
 func Require(needs []Need) error {
 	var errs []error
 	for _, n := range needs {
-		if !n.Optional {
-			errs = append(errs, n.Check())
+		if n.Optional {
+			continue
 		}
+		err := n.Check()
+		if errors.Is(err, os.ErrPermission) {
+			return err
+		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }

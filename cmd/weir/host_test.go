@@ -256,17 +256,20 @@ func TestWithoutRights(t *testing.T) {
 		t.Fatal(err)
 	}
 	for line, want := range map[string]string{
-		"doctor":                            `(?s)weir: not supported by this kernel or user: steer needs sk_lookup programs`,
-		"doctor --json":                     `weir: not supported by this kernel or user`,
-		"status":                            `weir: no permission to read weir's pins .*; and no weir serve answers on /nonexistent`,
+		"doctor":                            `(?s)weir: probe the kernel: permission denied: run weir doctor as root`,
+		"doctor --json":                     `weir: probe the kernel: permission denied: run weir doctor as root`,
+		"status":                            `weir: no permission to read weir's pins \S*: run as root, .*; and no weir serve answers on /nonexistent: dial unix /nonexistent: connect: no such file or directory\n`,
 		"steer where 192.0.2.1":             `no permission to read weir's pins`,
 		"steer devices":                     `no permission to read weir's pins`,
 		"steer withdraw telemetry --slot 0": `no permission to read weir's pins`,
-		"apply -f " + readable:              `run as root`,
+		"apply -f " + readable:              `^weir: [^\n]*run as root[^\n]*\n$`,
 		"remove":                            `permission denied`,
 	} {
 		args := append([]string{"--root", s.root, "--socket", "/nonexistent"}, strings.Fields(line)...)
-		_, errs, status := asNobody(t, args...)
+		out, errs, status := asNobody(t, args...)
+		if strings.Contains(out, "unconfirmed change") {
+			t.Errorf("weir %s as nobody reports a change: %s", line, out)
+		}
 		if status != exitCannot || !regexp.MustCompile(want).MatchString(errs) {
 			t.Errorf("weir %s as nobody: status %d, %q; want 3, %q", line, status, errs, want)
 		}
