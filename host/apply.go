@@ -7,10 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/user"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -31,9 +28,6 @@ type Host struct {
 
 // New returns the host with its pins below root. An empty root means the default.
 func New(root string) *Host { return &Host{Root: kernel.OpenRoot(root)} }
-
-// defaultGroup may read weir's pins, if the group exists and the configuration names no other.
-const defaultGroup = "weir"
 
 // Done is a step carried out by Apply.
 type Done struct {
@@ -65,7 +59,7 @@ func (h *Host) Plan(ctx context.Context, c *Config) (feature.Plan, error) {
 		return all, err
 	}
 	steps := h.recoveries(pinned, c.Only)
-	all.Steps = append(h.groupSteps(gid), steps...)
+	all.Steps = steps
 	for _, f := range featuresOnly(c.Only) {
 		p, err := f.Plan(ctx, h.Root, c.Document())
 		if err != nil && len(steps) > 0 && ctx.Err() == nil {
@@ -77,6 +71,7 @@ func (h *Host) Plan(ctx context.Context, c *Config) (feature.Plan, error) {
 		p.Steps = withoutRecovered(p.Steps, steps)
 		all.Join(p)
 	}
+	h.planGroup(&all, gid)
 	return all, nil
 }
 
@@ -106,12 +101,10 @@ func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
 }
 
 func (h *Host) applyLocked(ctx context.Context, l *kernel.WriteLock, c *Config, gid int, each func(Done)) error {
-	readers := h.groupSteps(gid)
-	if err := l.SetGroup(gid); err != nil {
-		return err
-	}
-	for _, s := range readers {
-		each(Done{Step: s})
+	if _, other := h.otherGroup(gid); !other { // else it is a step of the plan
+		if err := l.SetGroup(gid); err != nil {
+			return err
+		}
 	}
 	if err := h.recover(ctx, l, c.Only, each); err != nil {
 		return err
@@ -300,39 +293,4 @@ func (h *Host) remove(ctx context.Context, some []feature.Declared, allowOutage 
 	err = errors.Join(err, h.forgetSaved(l, some))
 	h.noFile(l, some)
 	return err
-}
-
-// groupSteps returns the change of the group with read access, if there is one. Without instances nothing can be read.
-// Apply makes it before all others.
-func (h *Host) groupSteps(gid int) []feature.Step {
-	st, err := os.Stat(h.Root.Path())
-	if err != nil || groupOf(st) == gid || h.blank() {
-		return nil
-	}
-	return []feature.Step{{Verb: "change", Object: "readers", Detail: fmt.Sprintf("group %s in place of %s", groupName(gid), groupName(groupOf(st)))}}
-}
-
-// groupName returns the name of a group, or its number.
-func groupName(gid int) string {
-	if g, err := user.LookupGroupId(strconv.Itoa(gid)); err == nil {
-		return g.Name
-	}
-	return strconv.Itoa(gid)
-}
-
-// gid returns the group with read access.
-func (c *Config) gid() (int, error) {
-	name := c.Group
-	if name == "" {
-		name = defaultGroup
-	}
-	g, err := user.LookupGroup(name)
-	var unknown user.UnknownGroupError
-	switch {
-	case c.Group == "" && (errors.As(err, &unknown) || errors.Is(err, os.ErrNotExist)): // minimal systems have no /etc/group
-		return 0, nil
-	case err != nil:
-		return 0, c.Pos.Errorf("group: %v: create it with 'groupadd --system %s', or leave the key out", err, name)
-	}
-	return strconv.Atoi(g.Gid)
 }

@@ -129,6 +129,7 @@ func (h *Host) save(ctx context.Context) (savedHost, error) {
 		}
 		out[f.Name] = text
 	}
+	h.saveGroup(out)
 	return out, nil
 }
 
@@ -287,7 +288,7 @@ func (h *Host) restore(ctx context.Context, l *kernel.WriteLock, each func(Done)
 			errs = append(errs, fmt.Errorf("%s: %w", f.Name, err))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, h.restoreGroup(ctx, l, saved, each))...)
 }
 
 // goBack applies a plan of a rollback. When ctx is done it stops without undoing: the next attempt continues from there.

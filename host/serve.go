@@ -10,8 +10,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
-	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -134,47 +132,13 @@ func (h *Host) listenUnix(path string) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	gid := 0
-	if st, err := os.Stat(h.Root.Path()); err == nil {
-		gid = groupOf(st)
-	}
+	gid, _ := h.Root.Group()
 	if err := accept.Permit(path, gid, 0o660); err != nil {
 		l.Close()
 		return nil, err
 	}
 	return l, nil
 }
-
-// followGroup gives the socket the group of the pins whenever weir apply has changed it. Otherwise a revoked group could
-// go on reading.
-func (h *Host) followGroup(ctx context.Context, path string, log *slog.Logger) {
-	var failure feature.Reported[string]
-	for range (feature.Loop{Every: time.Second, Root: h.Root}).Turns(ctx) {
-		pins, err := os.Stat(h.Root.Path())
-		if err != nil {
-			continue // nothing to read
-		}
-		socket, err := os.Lstat(path)
-		if err != nil {
-			continue // another weir serve replaces it
-		}
-		gid := groupOf(pins)
-		if gid == groupOf(socket) {
-			continue
-		}
-		text := ""
-		if err := accept.Permit(path, gid, 0o660); err != nil {
-			text = err.Error()
-		} else {
-			log.Info("another group may read", "socket", path, "group", groupName(gid))
-		}
-		if failure.Changed(path, text) && text != "" {
-			log.Warn("group of the socket not changed", "socket", path, "group", groupName(gid), "err", text)
-		}
-	}
-}
-
-func groupOf(f os.FileInfo) int { return int(f.Sys().(*syscall.Stat_t).Gid) }
 
 // public serves /metrics and /healthz, all that the open TCP port serves. A weir serve with a file and without pins
 // reports nothing about pins.
@@ -215,6 +179,10 @@ func (h *Host) public(f *file, o ServeOptions, sockets map[string]feature.Socket
 func (h *Host) group(public http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /", public)
+	each := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Connection", "close") // a member of a former group must connect again, and cannot
+		mux.ServeHTTP(w, r)
+	})
 	direct := pins{h}
 	answer := func(path string, f func(*http.Request) (any, error)) {
 		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
@@ -239,5 +207,5 @@ func (h *Host) group(public http.Handler) http.Handler {
 			})
 		}
 	}
-	return mux
+	return each
 }

@@ -18,6 +18,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -263,6 +264,40 @@ func TestServeFollowsTheGroup(t *testing.T) {
 		st, err := os.Stat(s.socket)
 		return err == nil && groupOf(st) == 4712 && st.Mode().Perm() == 0o660
 	})
+}
+
+// A rejected apply changes no group. The rollback of an unconfirmed change restores it. A reader's connection ends with its
+// answer, so a reader of the former group cannot go on.
+func TestGroupIsAStep(t *testing.T) {
+	withGroups(t, "root:x:0:", "weir:x:4711:", "collectors:x:4712:")
+	w := newWorld(t)
+	w.apply(w.config(oneService, absent))
+	c := w.config("group: collectors\n"+oneService, absent)
+	more := w.config(twoServices, absent)
+	more.Confirm = time.Hour
+	w.apply(more)
+	if err := w.Apply(t.Context(), c, func(d Done) { t.Errorf("did %s", d.Step) }); !errors.Is(err, errUnconfirmed) {
+		t.Errorf("a change waits: %v", err)
+	}
+	w.wantGroup(4711)
+	if err := w.Confirm(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.Confirm = time.Hour
+	w.apply(c)
+	w.wantGroup(4712)
+	w.rollback()
+	w.wantGroup(4711)
+	s := w.serve()
+	client := &http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", s.socket) }}}
+	resp, err := client.Get("http://weir/v1/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if !resp.Close {
+		t.Error("the connection stays open")
+	}
 }
 
 // Any user can occupy the metrics port while no weir serve runs. Everything else works, the failure names the user, and
