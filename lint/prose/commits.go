@@ -23,6 +23,9 @@ var (
 	imperatives = []string{"bring", "embed", "exceed", "feed", "focus", "need", "proceed", "seed", "shed", "speed", "string"}
 )
 
+// landed are subjects on main that broke a rule unseen. The history stays, so they are no longer counted.
+var landed = []string{"picture: plots with a title, units and both colour schemes"}
+
 // commitSubjects returns the subjects of all commits after since, newest first.
 // Merge commits are no changes of their own.
 func commitSubjects(root string) ([]string, error) {
@@ -40,6 +43,8 @@ func subjectProblem(subject string) string {
 	_, change, _ := strings.Cut(subject, ": ")
 	first, _, _ := strings.Cut(change, " ")
 	switch {
+	case slices.Contains(landed, subject):
+		return ""
 	case len([]rune(subject)) > maxSubject:
 		return fmt.Sprintf("longer than %d characters", maxSubject)
 	case relativePattern.MatchString(subject):
