@@ -170,7 +170,7 @@ func testJobs() []Job {
 	return []Job{
 		{Name: "table", Object: "table/tabletest/bpf/probe", Spec: tablebpf.LoadProbe, Programs: []string{tablebpf.ProbeProgProbeLookup}, Needs: []kernel.Need{kernel.XDPProgram}},
 		{Name: "table bindings", Object: "table/tabletest/bpf/probe", Spec: tablebpf.LoadProbe, Programs: []string{tablebpf.ProbeProgProbeBindings}, Needs: []kernel.Need{kernel.XDPProgram}},
-		{Name: "guard simulation", Object: "feature/guard/guardtest/bpf/batch", Spec: batchbpf.LoadBatch, Needs: swap,
+		{Name: "guard simulation", Object: "feature/guard/guardtest/bpf/batch", Spec: batchbpf.LoadBatch, Needs: append(swap[:1:1], probe.LoopHelper),
 			Programs: []string{batchbpf.BatchProgGuardBatch, batchbpf.BatchProgGuardSocket, batchbpf.BatchProgGuardCgroup, batchbpf.BatchProgGuardXdp}},
 	}
 }
