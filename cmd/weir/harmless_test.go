@@ -7,6 +7,7 @@ import (
 	"go/token"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -38,6 +39,9 @@ func TestFloorsPrint(t *testing.T) {
 		text, err := os.ReadFile(name)
 		if err != nil {
 			t.Fatal(err)
+		}
+		if bad := regexp.MustCompile(`fmt\.Fprintln\(.*"\\n.*`).Find(text); bad != nil {
+			t.Errorf("%s: %s: Fprintln escapes the newline, use Fprintf", name, bad)
 		}
 		if strings.Contains(string(text), "slog.NewTextHandler(") && name != "cli/print.go" {
 			t.Errorf("%s makes a log of its own: use cli.NewLog", name)

@@ -145,6 +145,9 @@ func printPaths(w io.Writer, st reroute.State) {
 		if s.Problem != "" {
 			fmt.Fprintf(w, "%s: %s\n", s.Name, s.Problem)
 		}
+		if s.Phase == liveness.Init && s.Problem == "" && !s.Kept {
+			fmt.Fprintf(w, "%s: no probe is answered yet: the link is used, unprobed\n", s.Name)
+		}
 		if s.Kept {
 			fmt.Fprintf(w, "%s: the link was down before the session ended or changed: it stays down until probes are answered\n", s.Name)
 		}
@@ -308,7 +311,7 @@ func printReroute(w io.Writer, st reroute.State) {
 		fmt.Fprintf(w, "\nprobe-like packets without a session: %s\n", text)
 	}
 	if len(st.TimerLoops) > 0 {
-		fmt.Fprintln(w, "\ntimer loops of the probes: a stall delays verdicts")
+		fmt.Fprintf(w, "\ntimer loops of the probes: a stall delays verdicts\n")
 		printTimerLoops(w, st.TimerLoops)
 	}
 }
