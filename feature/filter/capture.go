@@ -12,6 +12,7 @@ import (
 
 	"github.com/gopacket/gopacket/layers"
 	"github.com/weir-project/weir/feature/filter/expr"
+	"github.com/weir-project/weir/feature/filter/pcap"
 )
 
 // Header lengths in bytes before the IP packet. "Cooked" captures (tcpdump -i any) and captures of
@@ -27,9 +28,6 @@ const (
 // ErrCutShort reports a capture with an incomplete last packet: the capture was not closed, or is
 // damaged there. All packets before it have been tried.
 var ErrCutShort = errors.New("the capture is cut short")
-
-// largestPacket is the maximum size of a captured packet in bytes, as in Wireshark.
-const largestPacket = 256 << 10
 
 // Capture tries every packet of a capture. The format is pcap or pcapng, optionally compressed by
 // gzip. After [ErrCutShort], Result includes the packets before the damage.
@@ -48,17 +46,17 @@ func ReadCapture(r io.Reader, on ...*Trial) error {
 		return fmt.Errorf("read capture: %w", err)
 	}
 	if binary.BigEndian.Uint32(magic) != pcapngMagic {
-		p, err := newPcap(b)
+		p, err := pcap.New(b)
 		if err != nil {
 			return fmt.Errorf("read capture: want pcap or pcapng, as written by tcpdump -w or Wireshark: %w", err)
 		}
-		return tryEach(on, p.next)
+		return tryEach(on, p.Next)
 	}
-	p, err := newPcapng(b)
+	p, err := pcap.NewNG(b)
 	if err != nil {
 		return fmt.Errorf("pcapng: %w", err)
 	}
-	return tryEach(on, p.next)
+	return tryEach(on, p.Next)
 }
 
 // unzip decompresses gzip data and returns other data unchanged.
@@ -73,7 +71,7 @@ func unzip(b *bufio.Reader) (*bufio.Reader, error) {
 	return bufio.NewReaderSize(z, 1<<16), nil
 }
 
-func tryEach(on []*Trial, next func() (record, error)) error {
+func tryEach(on []*Trial, next func() (pcap.Record, error)) error {
 	for n := 1; ; n++ {
 		rec, err := next()
 		switch {
@@ -87,11 +85,11 @@ func tryEach(on []*Trial, next func() (record, error)) error {
 		p, known := unwrap(rec)
 		for _, t := range on {
 			if !known {
-				t.skip(rec.link)
+				t.skip(rec.Link)
 				continue
 			}
 			t.note(rec)
-			if err := t.packet(p, rec.at.UnixNano()); err != nil {
+			if err := t.packet(p, rec.At.UnixNano()); err != nil {
 				return fmt.Errorf("packet %d: %w", n, err)
 			}
 		}
@@ -100,10 +98,10 @@ func tryEach(on []*Trial, next func() (record, error)) error {
 
 // unwrap removes the capture's header before an IP packet. It empties other packets, because their
 // first bytes could resemble an IP header. known is false for an unknown link type.
-func unwrap(rec record) (p expr.Packet, known bool) {
-	p = expr.Packet{Data: rec.data, Missing: min(rec.wire, largestPacket) - len(rec.data), Layer: expr.Network}
+func unwrap(rec pcap.Record) (p expr.Packet, known bool) {
+	p = expr.Packet{Data: rec.Data, Missing: min(rec.Wire, pcap.MaxPacket) - len(rec.Data), Layer: expr.Network}
 	header, protocol := 0, 0 // length of the header, offset of the EtherType
-	switch rec.link {
+	switch rec.Link {
 	case layers.LinkTypeEthernet:
 		p.Layer = expr.Link
 		return p, true

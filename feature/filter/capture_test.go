@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gopacket/gopacket/layers"
+	"github.com/weir-project/weir/feature/filter/pcap"
 )
 
 // recorded is the encoded form of a record.
@@ -40,22 +41,22 @@ func pcapFile(order binary.AppendByteOrder, magic uint32, minor uint16, extra in
 // times returns the timestamps of a capture's records.
 func times(t *testing.T, capture []byte) (out []time.Time) {
 	t.Helper()
-	next := func() (record, error) { return record{}, errors.New("no reader") }
+	next := func() (pcap.Record, error) { return pcap.Record{}, errors.New("no reader") }
 	if binary.BigEndian.Uint32(capture) == pcapngMagic {
-		p, err := newPcapng(bytes.NewReader(capture))
+		p, err := pcap.NewNG(bytes.NewReader(capture))
 		if err != nil {
 			t.Fatal(err)
 		}
-		next = p.next
-	} else if p, err := newPcap(bytes.NewReader(capture)); err == nil {
-		next = p.next
+		next = p.Next
+	} else if p, err := pcap.New(bytes.NewReader(capture)); err == nil {
+		next = p.Next
 	}
 	for {
 		rec, err := next()
 		if err != nil {
 			return out
 		}
-		out = append(out, rec.at)
+		out = append(out, rec.At)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 	"github.com/weir-project/weir/feature/filter/compile"
 	"github.com/weir-project/weir/feature/filter/expr"
+	"github.com/weir-project/weir/feature/filter/pcap"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -202,11 +203,11 @@ func (t *Trial) skip(link layers.LinkType) {
 }
 
 // note counts truncated, overlong and empty records.
-func (t *Trial) note(rec record) {
-	switch have := len(rec.data); {
-	case have < rec.wire:
+func (t *Trial) note(rec pcap.Record) {
+	switch have := len(rec.Data); {
+	case have < rec.Wire:
 		t.result.Cut++
-	case have > rec.wire:
+	case have > rec.Wire:
 		t.result.Odd++
 	case have == 0:
 		t.result.Empty++

@@ -17,6 +17,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 	"github.com/gopacket/gopacket/pcapgo"
 	"github.com/weir-project/weir/feature/filter/expr"
+	"github.com/weir-project/weir/feature/filter/pcap"
 )
 
 // frame returns an Ethernet frame with UDP over IPv4.
@@ -164,7 +165,7 @@ func TestUnwrap(t *testing.T) {
 		}{{"\x08\x00", "", ip}, {"\x88\x47", "", nil}, {"\x00\x04", "", nil}, {"\x81\x00", "\x00\x64\x08\x00", ip},
 			{"\x88\xa8", "\x00\x64\x81\x00\x00\x07\x08\x00", ip}, {"\x81\x00", "\x00\x64\x88\x47", nil}} {
 			data := append(append(header(link, c.kind), c.before...), ip...)
-			got, ok := unwrap(record{data: data, wire: len(data) + 9, link: link})
+			got, ok := unwrap(pcap.Record{Data: data, Wire: len(data) + 9, Link: link})
 			missing := 9
 			if c.want == nil {
 				missing = 0
@@ -173,11 +174,11 @@ func TestUnwrap(t *testing.T) {
 				t.Errorf("link type %s, %x %x: %+v, %t", link, c.kind, c.before, got, ok)
 			}
 		}
-		if got, ok := unwrap(record{data: header(link, "\x81\x00"), link: link}); len(got.Data) != 0 || got.Missing > 0 || !ok {
+		if got, ok := unwrap(pcap.Record{Data: header(link, "\x81\x00"), Link: link}); len(got.Data) != 0 || got.Missing > 0 || !ok {
 			t.Errorf("link type %s, an absent tag: %+v, %t", link, got, ok)
 		}
 		for _, kind := range []string{"\x08\x00", "\x81\x00"} {
-			if got, ok := unwrap(record{data: header(link, kind)[:15], wire: 100, link: link}); len(got.Data) != 0 || got.Missing <= 0 || !ok {
+			if got, ok := unwrap(pcap.Record{Data: header(link, kind)[:15], Wire: 100, Link: link}); len(got.Data) != 0 || got.Missing <= 0 || !ok {
 				t.Errorf("link type %s, a cut header: %+v, %t", link, got, ok)
 			}
 		}

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package filter
+// Package pcap reads the packets of captures in the formats pcap and pcapng.
+package pcap
 
 import (
 	"encoding/binary"
@@ -13,13 +14,16 @@ import (
 	"github.com/gopacket/gopacket/pcapgo"
 )
 
-// record is one packet of a capture.
-type record struct {
-	data []byte
-	wire int // original length in bytes
-	link layers.LinkType
-	at   time.Time
+// Record is one packet of a capture.
+type Record struct {
+	Data []byte
+	Wire int // original length in bytes
+	Link layers.LinkType
+	At   time.Time
 }
+
+// MaxPacket is the maximum size of a captured packet in bytes, as in Wireshark.
+const MaxPacket = 256 << 10
 
 // Magic numbers of pcap files: https://www.tcpdump.org/manpages/pcap-savefile.5.html.
 const (
@@ -28,9 +32,9 @@ const (
 	pcapModified = 0xa1b2cd34 // Kuznetzov's patched format: records have 8 more bytes
 )
 
-// pcapRecords reads pcap. Like Wireshark, and unlike pcapgo, it accepts records longer than their
+// Records reads pcap. Like Wireshark, and unlike pcapgo, it accepts records longer than their
 // packets, and files of old and patched versions.
-type pcapRecords struct {
+type Records struct {
 	r     io.Reader
 	order binary.ByteOrder
 	unit  time.Duration
@@ -39,12 +43,13 @@ type pcapRecords struct {
 	link  layers.LinkType
 }
 
-func newPcap(r io.Reader) (*pcapRecords, error) {
+// New reads the header of a capture in the format pcap.
+func New(r io.Reader) (*Records, error) {
 	head := make([]byte, 24)
 	if _, err := io.ReadFull(r, head); err != nil {
 		return nil, fmt.Errorf("incomplete header: %w", err)
 	}
-	p := &pcapRecords{r: r, unit: time.Microsecond, head: make([]byte, 16)}
+	p := &Records{r: r, unit: time.Microsecond, head: make([]byte, 16)}
 	for _, p.order = range []binary.ByteOrder{binary.LittleEndian, binary.BigEndian} {
 		switch p.order.Uint32(head) {
 		case pcapNano:
@@ -65,7 +70,8 @@ func newPcap(r io.Reader) (*pcapRecords, error) {
 	return nil, fmt.Errorf("unknown magic %x", head[:4])
 }
 
-func (p *pcapRecords) next() (rec record, err error) {
+// Next returns the next packet. The error is [io.EOF] behind the last one.
+func (p *Records) Next() (rec Record, err error) {
 	if _, err := io.ReadFull(p.r, p.head); err != nil {
 		return rec, err // io.EOF between two records
 	}
@@ -73,35 +79,37 @@ func (p *pcapRecords) next() (rec record, err error) {
 	if p.minor < 3 || p.minor == 3 && have > had { // versions before 2.3, and some files of 2.3, have the two swapped
 		have, had = had, have
 	}
-	if have > largestPacket {
-		return rec, fmt.Errorf("%d bytes exceed the limit of %d", have, largestPacket)
+	if have > MaxPacket {
+		return rec, fmt.Errorf("%d bytes exceed the limit of %d", have, MaxPacket)
 	}
-	rec = record{data: make([]byte, have), wire: int(had), link: p.link,
-		at: time.Unix(int64(p.order.Uint32(p.head)), int64(p.order.Uint32(p.head[4:]))*int64(p.unit))}
-	if _, err := io.ReadFull(p.r, rec.data); err != nil {
+	rec = Record{Data: make([]byte, have), Wire: int(had), Link: p.link,
+		At: time.Unix(int64(p.order.Uint32(p.head)), int64(p.order.Uint32(p.head[4:]))*int64(p.unit))}
+	if _, err := io.ReadFull(p.r, rec.Data); err != nil {
 		return rec, io.ErrUnexpectedEOF
 	}
 	return rec, nil
 }
 
-// pcapngRecords reads pcapng. Each interface has its own link type.
-type pcapngRecords struct{ *pcapgo.NgReader }
+// NGRecords reads pcapng. Each interface has its own link type.
+type NGRecords struct{ *pcapgo.NgReader }
 
-func newPcapng(r io.Reader) (*pcapngRecords, error) {
+// NewNG reads the header of a capture in the format pcapng.
+func NewNG(r io.Reader) (*NGRecords, error) {
 	p, err := pcapgo.NewNgReader(r, pcapgo.NgReaderOptions{WantMixedLinkType: true})
-	return &pcapngRecords{p}, err
+	return &NGRecords{p}, err
 }
 
-func (p *pcapngRecords) next() (record, error) {
+// Next returns the next packet. The error is [io.EOF] behind the last one.
+func (p *NGRecords) Next() (Record, error) {
 	data, ci, err := p.ReadPacketData()
 	if errors.Is(err, io.EOF) && ci.CaptureLength > 0 {
 		err = io.ErrUnexpectedEOF
 	}
 	if err != nil {
-		return record{}, err
+		return Record{}, err
 	}
 	in, err := p.Interface(ci.InterfaceIndex)
-	return record{data, ci.Length, in.LinkType, exact(ci.Timestamp, in.TimestampResolution)}, err
+	return Record{data, ci.Length, in.LinkType, exact(ci.Timestamp, in.TimestampResolution)}, err
 }
 
 // exact corrects timestamps in units of 2^-n seconds. pcapgo converts them to nanoseconds with a
