@@ -300,7 +300,7 @@ func (c *composer) found() (out []string) {
 			}
 		}
 		if n.Rules != nil {
-			text := fmt.Sprintf("nftables%s: %d rules in %s", in, n.Rules.Count, strings.Join(n.Rules.Tables, ", "))
+			text := fmt.Sprintf("nftables%s: %s in %s", in, printable.Count(n.Rules.Count, "rule"), strings.Join(n.Rules.Tables, ", "))
 			if len(n.Rules.Limits) > 0 {
 				text += "; limits of UDP in " + strings.Join(n.Rules.Limits, ", ")
 			}

@@ -261,7 +261,7 @@ func printHandoff(w io.Writer, r handoff.Report, all bool, now time.Time) {
 		}
 		fmt.Fprintf(w, "%s: %s, %s\n", s.Name, fmt.Count(len(s.Members), "member"), fmt.Count(live(s.Sessions), "session"))
 		if s.Counts.OverLimit > 0 {
-			fmt.Fprintf(w, "  ! %d sockets or states exceeded the keeper's limits\n", s.Counts.OverLimit)
+			fmt.Fprintf(w, "  ! %s or states exceeded the keeper's limits\n", fmt.Count(s.Counts.OverLimit, "socket"))
 		}
 		if len(s.Members) > 0 {
 			printMembers(w, s.Members, now)

@@ -86,7 +86,7 @@ func printServer(w io.Writer, s backend.Status) {
 		fmt.Fprintf(w, "  ! no process serves %s here (no listener, or the address is not local): new flows go to other backends\n", strings.Join(s.Unserved, ", "))
 	}
 	for _, what := range slices.Sorted(maps.Keys(s.Rejected)) {
-		fmt.Fprintf(w, "  ! %s: rejected %d times; see the agent's log\n", what, s.Rejected[what])
+		fmt.Fprintf(w, "  ! %s: rejected %s; see the agent's log\n", what, fmt.Count(s.Rejected[what], "time"))
 	}
 	for i, b := range s.Blocked {
 		if i == maxStuck {
@@ -187,10 +187,10 @@ func (t blockedTold) tell(all []backend.Blocked) {
 func staying(d backend.Drained) string {
 	var all []string
 	if d.Immobile > 0 {
-		all = append(all, fmt.Sprintf("%d sessions of members without handover", d.Immobile))
+		all = append(all, fmt.Sprintf("%s of members without handover", fmt.Count(d.Immobile, "session")))
 	}
 	if d.Others > 0 {
-		all = append(all, fmt.Sprintf("%d connections of programs without handover", d.Others))
+		all = append(all, fmt.Sprintf("%s of programs without handover", fmt.Count(d.Others, "connection")))
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.Unnamed)) {
 		all = append(all, fmt.Sprintf("of these %d of members of %q, which is not a service of the load balancer: join under its service name", d.Unnamed[name], name))
@@ -229,7 +229,7 @@ against the wrong terminal.`,
 			told := blockedTold{w: cmd.ErrOrStderr(), why: map[string]string{}}
 			err := backend.DrainHere(ctx, name, how, func(d backend.Drained) {
 				if d.Left != last.Left || d.Reason != last.Reason {
-					fmt.Fprintln(cmd.ErrOrStderr(), strings.TrimSuffix(fmt.Sprintf("%s: %d sessions left: %s", d.Backend, d.Left, d.Reason), ": "))
+					fmt.Fprintln(cmd.ErrOrStderr(), strings.TrimSuffix(fmt.Sprintf("%s: %s left: %s", d.Backend, fmt.Count(d.Left, "session"), d.Reason), ": "))
 				}
 				if stays := staying(d); how.All && d.Left == 0 && stays != staying(last) && stays != "" {
 					fmt.Fprintf(cmd.ErrOrStderr(), "%s: waiting for the end of %s\n", d.Backend, stays)
@@ -242,8 +242,8 @@ against the wrong terminal.`,
 			}
 			switch {
 			case err != nil && last.Left > 0:
-				return fmt.Errorf("%d sessions are left, %d of them blocked; weir handoff backend status names them, and new flows stay stopped until --undo: %w",
-					last.Left, len(last.Blocked), err)
+				return fmt.Errorf("%s are left, %d of them blocked; weir handoff backend status names them, and new flows stay stopped until --undo: %w",
+					fmt.Count(last.Left, "session"), len(last.Blocked), err)
 			case err != nil && how.All && staying(last) != "":
 				return fmt.Errorf("%s are left, and new flows stay stopped until --undo: %w", staying(last), err)
 			case err != nil:

@@ -228,7 +228,7 @@ func splitText(p *lb.PairStatus) string {
 	if p.Seconds == 0 {
 		return ""
 	}
-	return fmt.Sprintf("; split for %.0f s so far, %d packets dropped meanwhile", p.Seconds, p.Dropped)
+	return fmt.Sprintf("; split for %.0f s so far, %s dropped meanwhile", p.Seconds, fmt.Count(p.Dropped, "packet"))
 }
 
 // printCertificate warns of an agent's rejected or expiring certificate.

@@ -24,7 +24,7 @@ func TestMoveDrainBypass(t *testing.T) {
 	s.run(0, `.*\n192.0.2.7 +\d+ +`+fmt.Sprint(slot)+`.*`, "steer", "where", "192.0.2.7")
 	s.run(0, ``, "steer", "move", "telemetry", "--device", "192.0.2.7", "--to", other)
 	s.run(0, `.*\n192.0.2.7 +\d+ +`+other+` \(moved\).*`, "steer", "where", "192.0.2.7")
-	s.run(0, `nothing to change\nwarning: 1 devices and 0 buckets of service telemetry stay .*`, "apply", "-f", file)
+	s.run(0, `nothing to change\nwarning: 1 device and 0 buckets of service telemetry stay .*`, "apply", "-f", file)
 	s.run(0, `.*\n  moved: 192.0.2.7 to slot `+other+`\n`, "steer", "status")
 	s.run(1, `weir: no such slot: 2: telemetry has slots 0 to 1\n`, "steer", "move", "telemetry", "--device", "192.0.2.7", "--to", "2")
 	s.run(1, `weir: cannot move: bucket 5 has not been moved\n`, "steer", "move", "telemetry", "--bucket", "5", "--back")

@@ -210,7 +210,7 @@ func TestRemoveTellsOfBindings(t *testing.T) {
 	w.bind("full udp 127.0.1.0/24 9000")
 	w.bind("none udp 127.0.2.0/24 9000")
 	plan, err := Feature{}.PlanRemove(t.Context(), w.root)
-	if err != nil || len(plan.Outages) != 1 || !strings.HasPrefix(plan.Outages[0], "1 bindings in ") || !strings.Contains(plan.Outages[0], " lead to service full with a socket") {
+	if err != nil || len(plan.Outages) != 1 || !strings.HasPrefix(plan.Outages[0], "1 binding in ") || !strings.Contains(plan.Outages[0], " lead to service full with a socket") {
 		t.Errorf("%q, %v", plan.Outages, err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -41,7 +42,7 @@ func BypassAll(ctx context.Context, l *kernel.WriteLock, on bool) (did []string,
 	slices.Sort(did)
 	became := "nothing was changed"
 	if len(did) > 0 {
-		became = fmt.Sprintf("half done: %d services are changed: repeat the command to finish", len(did))
+		became = fmt.Sprintf("half done: %s are changed: repeat the command to finish", printable.Count(len(did), "service"))
 	}
 	return did, kernel.Stopped(ctx, errors.Join(errs...), became)
 }

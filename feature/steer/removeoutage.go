@@ -14,6 +14,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -77,7 +78,7 @@ func bindingsLost(plan *feature.Plan, r *kernel.Root, i kernel.Instance) error {
 			served = served || has
 		}
 		if served {
-			plan.Outage("%d bindings in %s lead to service %s with a socket: their traffic would follow the kernel's own choice (weir bind list shows them)", labels[name].Bindings, ns, name)
+			plan.Outage("%s in %s lead to service %s with a socket: their traffic would follow the kernel's own choice (weir bind list shows them)", printable.Count(labels[name].Bindings, "binding"), ns, name)
 		}
 	}
 	return nil

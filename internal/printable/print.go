@@ -5,6 +5,7 @@ package printable
 import (
 	"fmt"
 	"io"
+	"strings"
 )
 
 // Fprintf is fmt.Fprintf with escaped arguments: each stays on one line. Only errors may have
@@ -78,10 +79,16 @@ func Sprintf(format string, args ...any) string { return fmt.Sprintf(format, arg
 // Sprint is fmt.Sprint.
 func Sprint(args ...any) string { return fmt.Sprint(args...) }
 
-// Count returns a number of things in words: "1 flow", "2 flows".
+// Count returns a number of things in words: "1 flow", "2 flows", "3 entries", "4 prefixes".
 func Count[N ~int | ~uint32 | ~uint64](n N, thing string) string {
-	if n == 1 {
-		return "1 " + thing
+	switch {
+	case n == 1:
+	case strings.HasSuffix(thing, "s"), strings.HasSuffix(thing, "x"):
+		thing += "es"
+	case strings.HasSuffix(thing, "ry"):
+		thing = strings.TrimSuffix(thing, "y") + "ies"
+	default:
+		thing += "s"
 	}
-	return fmt.Sprintf("%d %ss", n, thing)
+	return fmt.Sprintf("%d %s", n, thing)
 }

@@ -136,4 +136,7 @@ func TestCount(t *testing.T) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
+	if got := Count(1, "entry") + ", " + Count(2, "entry") + ", " + Count(0, "prefix") + ", " + Count(2, "process"); got != "1 entry, 2 entries, 0 prefixes, 2 processes" {
+		t.Errorf("%q", got)
+	}
 }

@@ -131,7 +131,7 @@ func printFilter(w io.Writer, f filter.FilterState, now time.Time) {
 		}
 	}
 	for _, l := range f.Lists {
-		fmt.Fprintf(w, "  list $%s: %d prefixes", l.Name, l.Prefixes)
+		fmt.Fprintf(w, "  list $%s: %s", l.Name, fmt.Count(l.Prefixes, "prefix"))
 		if l.MiB > 0 {
 			fmt.Fprintf(w, ", %d MiB in tables: %d", l.MiB, l.Tables)
 		}

@@ -249,13 +249,13 @@ func tryCapture(cmd *cobra.Command, filters []filter.Filter, capture string, int
 // printOdd reports records that are not whole packets.
 func printOdd(w io.Writer, r filter.TrialResult) {
 	if r.Skipped > 0 {
-		fmt.Fprintf(w, "%d packets skipped: unknown link type (%s)\n", r.Skipped, strings.Join(r.SkippedLink, ", "))
+		fmt.Fprintf(w, "%s skipped: unknown link type (%s)\n", fmt.Count(r.Skipped, "packet"), strings.Join(r.SkippedLink, ", "))
 	}
 	if r.Cut > 0 {
-		fmt.Fprintf(w, "%d packets cut by the capture's snaplen: lengths are those on the wire\n", r.Cut)
+		fmt.Fprintf(w, "%s cut by the capture's snaplen: lengths are those on the wire\n", fmt.Count(r.Cut, "packet"))
 	}
 	if r.Undecided > 0 {
-		fmt.Fprintf(w, "%d packets undecided: a rule needs bytes beyond the snaplen; capture whole packets (tcpdump -s 0)\n", r.Undecided)
+		fmt.Fprintf(w, "%s undecided: a rule needs bytes beyond the snaplen; capture whole packets (tcpdump -s 0)\n", fmt.Count(r.Undecided, "packet"))
 	}
 	if r.Odd > 0 {
 		fmt.Fprintf(w, "%d odd records, longer than their packets on the wire: all their bytes are used\n", r.Odd)
@@ -269,7 +269,7 @@ func printTried(w io.Writer, t triedFilter) {
 	if t.Name != "" {
 		fmt.Fprintf(w, "filter %s\n", t.Name)
 	}
-	fmt.Fprintf(w, "%d packets, by the %s", t.Packets, t.Engine)
+	fmt.Fprintf(w, "%s, by the %s", fmt.Count(t.Packets, "packet"), t.Engine)
 	if t.Reason != "" {
 		fmt.Fprintf(w, " (%s)", t.Reason)
 	}

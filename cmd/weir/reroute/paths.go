@@ -195,7 +195,7 @@ func printBFD(w io.Writer, all []peers.SessionState, below bool) {
 			fmt.Fprintf(w, "%s: %s\n", s.Name, s.Problem)
 		}
 		if s.NotAuthentic > 0 && s.State != bfd.Up {
-			fmt.Fprintf(w, "%s: %d packets of the peer rejected as not authentic: set key_file, key_id and auth to the same values at both ends, or remove them at both; without a key, only one source port of the peer is accepted\n", s.Name, s.NotAuthentic)
+			fmt.Fprintf(w, "%s: %s of the peer rejected as not authentic: set key_file, key_id and auth to the same values at both ends, or remove them at both; without a key, only one source port of the peer is accepted\n", s.Name, fmt.Count(s.NotAuthentic, "packet"))
 		}
 		if s.Echo != nil {
 			fmt.Fprintf(w, "%s: %s\n", s.Name, echoText(s.Echo))
@@ -237,7 +237,7 @@ func echoText(e *peers.Echo) string {
 	case e.Returned == 0:
 		return fmt.Sprintf("echo every %s has never returned, and has no effect: does the peer forward packets? (%d sent)", fine(e.Interval), e.Sent)
 	}
-	return fmt.Sprintf("echo every %s, back after %s (%d sent, %d returned, failed %d times)", fine(e.Interval), fine(e.RTT), e.Sent, e.Returned, e.Failures)
+	return fmt.Sprintf("echo every %s, back after %s (%d sent, %d returned, failed %s)", fine(e.Interval), fine(e.RTT), e.Sent, e.Returned, fmt.Count(e.Failures, "time"))
 }
 
 // linkText describes whether a link is used.
@@ -363,7 +363,7 @@ func printPath(w io.Writer, p protect.PathState) {
 	fmt.Fprintf(w, "  packets stayed: %d (exempt %d, no repair %d)\n", c.Exempt+c.None, c.Exempt, c.None)
 	fmt.Fprintf(w, "  packets dropped: %d (no way left %d, too big %d, kernel %d)\n", c.Stuck+c.Lost+c.Odd, c.Stuck, c.Lost, c.Odd)
 	if c.Shadow > 0 {
-		fmt.Fprintf(w, "  shadow: %d packets would have been rerouted\n", c.Shadow)
+		fmt.Fprintf(w, "  shadow: %s would have been rerouted\n", fmt.Count(c.Shadow, "packet"))
 	}
 }
 
@@ -379,9 +379,9 @@ func routesText(p protect.PathState) (lines []string) {
 	switch {
 	case r.Kept == 0:
 	case r.Lost > 0 && r.InUse:
-		lines = append(lines, fmt.Sprintf("! %d routes disappeared with the carrier: packets are rerouted until the routing protocol has new routes", r.Lost))
+		lines = append(lines, fmt.Sprintf("! %s disappeared with the carrier: packets are rerouted until the routing protocol has new routes", fmt.Count(r.Lost, "route")))
 	case r.Lost > 0:
-		lines = append(lines, fmt.Sprintf("! %d routes disappeared with the link, and no others replace them: packets are unreachable", r.Lost))
+		lines = append(lines, fmt.Sprintf("! %s disappeared with the link, and no others replace them: packets are unreachable", fmt.Count(r.Lost, "route")))
 	case !r.Followed:
 		lines = append(lines, fmt.Sprintf("! packets to %d are then rerouted only while weir serve runs: start it", r.Kept))
 	default:
@@ -402,7 +402,7 @@ func granted(s liveness.SessionState) (n uint32) {
 func printSession(w io.Writer, s liveness.SessionState) {
 	fmt.Fprintf(w, "%s: %d probes sent, %d answered; %d heard\n", s.Name, s.Sent, s.Answered, s.Heard)
 	if n := granted(s); n > 0 {
-		fmt.Fprintf(w, "  %d verdicts delayed by a stall of this host\n", n)
+		fmt.Fprintf(w, "  %s delayed by a stall of this host\n", fmt.Count(n, "verdict"))
 	}
 	if text := countsText(s.Counts); text != "" {
 		fmt.Fprintf(w, "  without effect: %s\n", text)

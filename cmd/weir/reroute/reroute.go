@@ -262,8 +262,8 @@ func printAudit(w io.Writer, r *audit.Report) {
 	for _, row := range r.Rows {
 		backups += min(1, len(row.Backup))
 	}
-	fmt.Fprintf(w, "%s: isisd shows backups for %d prefixes; zebra has %d of them, the kernel %d; weir's data path has repairs for %d prefixes\n",
-		r.Router, backups, r.InZebra, r.InKernel, r.InWeir)
+	fmt.Fprintf(w, "%s: isisd shows backups for %s; zebra has %d of them, the kernel %d; weir's data path has repairs for %s\n",
+		r.Router, fmt.Count(backups, "prefix"), r.InZebra, r.InKernel, fmt.Count(r.InWeir, "prefix"))
 	if len(r.Rows) == 0 {
 		return
 	}
@@ -368,7 +368,7 @@ func printPlan(w io.Writer, a *plan.Answer, summary bool) {
 		repairs += r.Repairs
 		unprotected += r.Unprotected
 	}
-	fmt.Fprintf(w, "%s: %d nodes, %d links; %d %s, %d unprotected, against failures of a %s\n", a.Network, a.Nodes, a.Links,
+	fmt.Fprintf(w, "%s: %s, %s; %d %s, %d unprotected, against failures of a %s\n", a.Network, fmt.Count(a.Nodes, "node"), fmt.Count(a.Links, "link"),
 		repairs, what, unprotected, map[plan.Mode]string{plan.Link: "link", plan.Node: "node", plan.SRLG: "shared-risk group"}[a.Mode])
 	for _, note := range a.Notes {
 		fmt.Fprintln(w, "note:", note)

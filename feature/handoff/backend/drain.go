@@ -16,6 +16,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/quarantine"
 	"github.com/weir-project/weir/feature/handoff/repair"
 	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/internal/sockdiag"
 )
 
@@ -85,7 +86,7 @@ func (a *Agent) drain(ctx context.Context, how Draining, progress func(Drained))
 			if !out {
 				return fmt.Errorf("new sessions may still arrive, and %d remain: %w", d.Left, ctx.Err())
 			}
-			return fmt.Errorf("%d sessions remain: %w", d.Left+stays, ctx.Err())
+			return fmt.Errorf("%s remain: %w", printable.Count(d.Left+stays, "session"), ctx.Err())
 		case <-time.After(drainEvery):
 		}
 	}

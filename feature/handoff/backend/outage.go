@@ -13,6 +13,7 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/quarantine"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -24,7 +25,7 @@ func addOutages(ctx context.Context, p *feature.Plan, scope, change string) {
 		return // no agent answers: the load balancer knows
 	}
 	if n := s.Sending + s.Receiving; n > 0 {
-		p.Outage("handoff.backend: backend %s %s, and %d sessions under way may end: see weir handoff backend status", s.Backend, change, n)
+		p.Outage("handoff.backend: backend %s %s, and %s under way may end: see weir handoff backend status", s.Backend, change, printable.Count(n, "session"))
 	}
 	if s.LB && !s.Draining {
 		p.Outage("handoff.backend: backend %s %s, and its load balancer then sends it no new flows and moves none of its sessions: run weir handoff drain first", s.Backend, change)

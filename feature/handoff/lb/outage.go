@@ -12,6 +12,7 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -97,5 +98,5 @@ func loses(flows int) string {
 	if flows == 1 {
 		return "1 flow loses its backend"
 	}
-	return fmt.Sprintf("%d flows lose their backend", flows)
+	return fmt.Sprintf("%s lose their backend", printable.Count(flows, "flow"))
 }

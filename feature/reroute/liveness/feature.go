@@ -12,6 +12,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/probe"
 )
@@ -40,7 +41,7 @@ func Plan(_ context.Context, have State, want Config) (plan feature.Plan, err er
 	}
 	ns, err := netns.Open(want.Netns)
 	if err != nil {
-		return plan, fmt.Errorf("network namespace: %w", err)
+		return plan, fmt.Errorf("reroute: %w", err)
 	}
 	defer ns.Close()
 	for i := range want.Sessions {
@@ -67,7 +68,7 @@ func Plan(_ context.Context, have State, want Config) (plan feature.Plan, err er
 	if err := p.assignIndexes(was.Indexes); err != nil {
 		return plan, err
 	}
-	step := feature.Step{Verb: "create", Object: "liveness of " + ns.String(), Detail: fmt.Sprintf("%d sessions", len(want.Sessions)),
+	step := feature.Step{Verb: "create", Object: "liveness of " + ns.String(), Detail: fmt.Sprintf("%s", printable.Count(len(want.Sessions), "session")),
 		Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", p.apply(l) }}
 	if len(want.Sessions) == 0 {
 		step.Object, step.Detail = "tick source of "+ns.String(), fmt.Sprintf("ticks every %s, for others", want.Tick)

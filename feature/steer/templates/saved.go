@@ -14,6 +14,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -87,7 +88,7 @@ func (t Saved) Plan(plan *feature.Plan, r *kernel.Root, scope string) error {
 	if err != nil || len(lost) == 0 {
 		return err
 	}
-	plan.Add(feature.Step{Verb: "restore", Object: "templates of net:[" + scope + "]", Detail: fmt.Sprintf("%d exporters", len(lost)),
+	plan.Add(feature.Step{Verb: "restore", Object: "templates of net:[" + scope + "]", Detail: fmt.Sprintf("%s", printable.Count(len(lost), "exporter")),
 		Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", t.Restore(l, scope) }})
 	return nil
 }
