@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/internal/hookorder"
 	"github.com/weir-project/weir/kernel"
 )
@@ -57,6 +59,7 @@ type Attachment struct {
 	lacks     bool // can be attached now
 	stale     bool // runs the program of an earlier form
 	misplaced bool // position differs from order
+	stray     bool // at an interface not named by the filter: it was renamed
 	pin       string
 	program   uint32
 }
@@ -155,6 +158,28 @@ func isDevicePin(pin string) bool { return strings.HasPrefix(pin, "dev") }
 // absent returns the state of an attachment to an absent or unsuitable interface.
 func absent(kind, device, why string) Attachment {
 	return Attachment{Name: kind + " of " + device, Interface: device, Problem: why}
+}
+
+// strays returns the attachments to existing interfaces not named by the filter. indices are the indices of the
+// attached interfaces, kind describes the hook.
+func (s *instance) strays(kind string, indices []int) (out []Attachment, err error) {
+	return out, s.ns.Do(func() error {
+		for _, index := range indices {
+			l, err := netlink.LinkByIndex(index)
+			if errors.As(err, new(netlink.LinkNotFoundError)) {
+				continue // its attachment went with it
+			} else if err != nil {
+				return err
+			}
+			name := l.Attrs().Name
+			if slices.Contains(s.pub.Filter.Interfaces, name) {
+				continue
+			}
+			out = append(out, Attachment{Name: kind + " of " + name, Interface: name, Attached: true, stray: true,
+				Problem: "still attached, but the filter does not name this interface, perhaps renamed: weir serve, or weir apply, takes the filter off"})
+		}
+		return nil
+	})
 }
 
 func permission(err error) bool { return errors.Is(err, os.ErrPermission) }

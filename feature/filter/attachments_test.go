@@ -137,6 +137,60 @@ func TestInterfacesComeAndGo(t *testing.T) {
 	}
 }
 
+// A renamed interface is not the filter's any more: the state says so, and weir serve or weir apply takes the filter off.
+// A new interface with the name gets it soon.
+func TestRenamedInterface(t *testing.T) {
+	for _, h := range []Hook{HookTCX, HookClsact, HookXDPGeneric} {
+		t.Run(string(h), func(t *testing.T) {
+			needHook(t, h)
+			w := newWorld(t)
+			f := w.filter(h, drops(5001))
+			f.Interfaces = []string{nstest.WireDevice, "late0"}
+			nstest.Cable(t, w.A, "late0", w.B, "late0")
+			w.apply(f)
+			rename := func(from, to string) {
+				t.Helper()
+				if err := w.B.Do(func() error {
+					l, err := netlink.LinkByName(from)
+					if err != nil {
+						return err
+					}
+					return errors.Join(netlink.LinkSetDown(l), netlink.LinkSetName(l, to), netlink.LinkSetUp(l))
+				}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			stray := func() string {
+				for _, p := range w.one().Attachments {
+					if p.Interface == "lan0" {
+						return p.Problem
+					}
+				}
+				return ""
+			}
+			rename("late0", "lan0")
+			if p := stray(); !strings.HasPrefix(p, "still attached") {
+				t.Errorf("the state says %q of lan0: %+v", p, w.one().Attachments)
+			}
+			if steps := w.apply(f); len(steps) != 1 || !strings.HasPrefix(steps[0], "detach filter test") || stray() != "" {
+				t.Errorf("apply did %q, the state says %q", steps, stray())
+			}
+			rename("lan0", "late0")
+			w.apply(f)
+			ctx, cancel := context.WithCancel(context.Background())
+			done := make(chan error, 1)
+			go func() { done <- Feature{}.Run(ctx, w.root, slog.New(slog.DiscardHandler)) }()
+			defer func() { cancel(); <-done }()
+			rename("late0", "lan0")
+			nstest.Until(t, "the filter is taken off", func() bool { return len(w.one().Attachments) == 2 })
+			nstest.Cable(t, w.A, "late1", w.B, "late0")
+			begin := time.Now()
+			nstest.Until(t, "the new interface has the filter", func() bool { return w.one().Attachments[1].Attached })
+			t.Logf("after %s", time.Since(begin).Round(time.Millisecond))
+		})
+	}
+}
+
 // patience bounds the wait for expected events. It exceeds the stalls of a busy machine, and a
 // passing test does not use it up.
 const patience = 30 * time.Second

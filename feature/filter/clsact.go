@@ -5,6 +5,8 @@ package filter
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/kernel"
@@ -110,6 +112,9 @@ func (t tcFilters) reconcile(s *instance, prog *ebpf.Program) error {
 	}
 	wanted := map[int]bool{}
 	for _, p := range attachments {
+		if p.stray {
+			continue
+		}
 		index, there := devices[p.Interface]
 		wanted[index] = there
 		if !there || !p.lacks && !p.stale {
@@ -225,7 +230,12 @@ func (t tcFilters) attachments(s *instance) ([]Attachment, error) {
 		}
 		out = append(out, p)
 	}
-	return out, nil
+	known, err := t.known(s.pins.Maps[devicesMap])
+	if err != nil {
+		return nil, err
+	}
+	strays, err := s.strays(kind, slices.Sorted(maps.Keys(known)))
+	return append(out, strays...), err
 }
 
 // clear removes the filters of a form. It finds devices missing from the map by the form's

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/kernel"
@@ -141,7 +143,7 @@ func (d deviceLinks) attachments(s *instance) ([]Attachment, error) {
 	for _, name := range s.pub.Filter.Interfaces {
 		index, ok := devices[name]
 		if !ok {
-			out = append(out, absent(d.at(s.pub.Filter, name, 0).(interface{ Kind() string }).Kind(), name, without(name)))
+			out = append(out, absent(d.kind(s.pub.Filter), name, without(name)))
 			continue
 		}
 		a := d.at(s.pub.Filter, name, index)
@@ -151,7 +153,23 @@ func (d deviceLinks) attachments(s *instance) ([]Attachment, error) {
 		}
 		out = append(out, p)
 	}
-	return out, nil
+	pins, err := s.pins.Links()
+	if err != nil {
+		return nil, err
+	}
+	var at []int
+	for _, pin := range pins {
+		if index, err := strconv.Atoi(strings.TrimPrefix(pin, "dev")); err == nil && isDevicePin(pin) {
+			at = append(at, index)
+		}
+	}
+	strays, err := s.strays(d.kind(s.pub.Filter), at)
+	return append(out, strays...), err
+}
+
+// kind describes the hook.
+func (d deviceLinks) kind(f Filter) string {
+	return d.at(f, "", 0).(interface{ Kind() string }).Kind()
 }
 
 // checkLink updates the attachment from its pinned link.

@@ -70,7 +70,7 @@ func (f Filter) listError(name string, err error) error {
 	if f.Name == "" { // without a configuration
 		return fmt.Errorf("list %s: %w", name, err)
 	}
-	return f.Pos.Errorf("filter.%s.lists.%s: %w", f.Name, name, err)
+	return f.Pos.At("lists").At(name).Errorf("filter.%s.lists.%s: %w", f.Name, name, err)
 }
 
 // unfit caches the errors of invalid list files by path. weir serve retries files every few

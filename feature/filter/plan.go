@@ -14,6 +14,7 @@ import (
 	"github.com/weir-project/weir/feature/filter/compile/running"
 	"github.com/weir-project/weir/internal/hookorder"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/hook"
 )
@@ -112,7 +113,7 @@ func resolve(f Filter) (*target, error) {
 	f = f.withDefaults()
 	ns, err := netns.Open(f.Netns)
 	if err != nil {
-		return nil, fmt.Errorf("filter.%s: network namespace: %w", f.Name, err)
+		return nil, f.Pos.Errorf("filter.%s: netns: %w", f.Name, err)
 	}
 	defer ns.Close()
 	t := &target{inst: filters.Name(kernel.ScopeOf(ns), f.Name), pub: &published{Filter: f, Netns: f.Netns, Attacher: f.chooseAttacher()}}
@@ -173,6 +174,9 @@ func (t *target) plan(plan *feature.Plan, have State) error {
 			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", t.change(l) }})
 	case len(s.lacking()) > 0:
 		plan.Add(feature.Step{Verb: "attach", Object: object, Detail: strings.Join(s.lacking(), ", "),
+			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", attachAll(l, t.inst) }})
+	case len(s.strays()) > 0:
+		plan.Add(feature.Step{Verb: "detach", Object: object, Detail: strings.Join(s.strays(), ", "),
 			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", attachAll(l, t.inst) }})
 	}
 	t.warn(plan, s.pub)
@@ -364,7 +368,7 @@ func removeStep(i kernel.Instance, ns string) feature.Step {
 
 // summary describes the filter in one line.
 func (p *published) summary() string {
-	n := fmt.Sprintf("%d rules", len(p.Filter.Rules))
+	n := fmt.Sprintf("%s", printable.Count(len(p.Filter.Rules), "rule"))
 	if len(p.Filter.Rules) == 1 {
 		n = "1 rule"
 	}
@@ -445,7 +449,7 @@ func ruleDifferences(have, want []Rule) []string {
 	}{{"added", added}, {"changed", changed}, {"removed", removed}} {
 		switch {
 		case len(c.rules) > maxNamed:
-			out = append(out, fmt.Sprintf("%d rules %s", len(c.rules), c.what))
+			out = append(out, fmt.Sprintf("%s %s", printable.Count(len(c.rules), "rule"), c.what))
 		case len(c.rules) > 0:
 			out = append(out, fmt.Sprintf("%s %s", c.what, strings.Join(c.rules, ", ")))
 		}

@@ -5,7 +5,6 @@ package filter
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 
 	"github.com/weir-project/weir/feature"
@@ -19,7 +18,7 @@ func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) erro
 	return feature.Follower{Feature: Name, Lacks: lacks, Adopt: adopt}.Run(ctx, r, log)
 }
 
-// lacks reports whether a possible attachment is missing, or the filter's namespace is gone.
+// lacks reports whether a possible attachment is missing, an interface was renamed, or the filter's namespace is gone.
 func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, id netns.ID)) (bool, error) {
 	u, err := filters.Open(r, i)
 	if errors.Is(err, netns.ErrGone) {
@@ -34,7 +33,7 @@ func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, id netns.ID
 	}
 	attachments, err := p.Attacher.attacher().attachments(&instance{inst: i, pub: p, pins: u.Pins, ns: u.Netns})
 	for _, pl := range attachments {
-		if pl.lacks {
+		if pl.lacks || pl.stray {
 			return true, err
 		}
 	}
@@ -55,12 +54,20 @@ func adopt(l *kernel.WriteLock, i kernel.Instance) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	names := FilterState{Attachments: attachments}.lacking()
-	if len(names) == 0 {
+	f := FilterState{Attachments: attachments}
+	names, strays := f.lacking(), f.strays()
+	if len(names)+len(strays) == 0 {
 		return "already attached", nil
 	}
 	if err := s.attachAll(); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("attached to %s", strings.Join(names, ", ")), nil
+	var did []string
+	if len(names) > 0 {
+		did = append(did, "attached to "+strings.Join(names, ", "))
+	}
+	if len(strays) > 0 {
+		did = append(did, "detached from "+strings.Join(strays, ", "))
+	}
+	return strings.Join(did, ", "), nil
 }

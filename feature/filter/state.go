@@ -177,6 +177,16 @@ func (f FilterState) lacking() []string {
 	return out
 }
 
+// strays returns the names of attachments to interfaces not named by the filter.
+func (f FilterState) strays() (out []string) {
+	for _, p := range f.Attachments {
+		if p.stray {
+			out = append(out, p.Name)
+		}
+	}
+	return out
+}
+
 // Filter returns the states of the filters with a name, in all namespaces.
 func (st State) Filter(name string) []FilterState {
 	var out []FilterState
