@@ -273,6 +273,11 @@ func (e *Engine) PutWith(ctx context.Context, l *kernel.WriteLock, sessions ...S
 func (e *Engine) put(mend func() error, sessions []Session) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	return e.putLocked(mend, sessions)
+}
+
+// putLocked is put for a caller with mu.
+func (e *Engine) putLocked(mend func() error, sessions []Session) error {
 	places, generation := map[uint32]uint32{}, uint32(0)
 	devices, judged := map[uint32]bool{}, map[uint32]int{}
 	var taken []uint32

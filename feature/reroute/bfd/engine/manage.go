@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/cilium/ebpf"
 
+	"github.com/weir-project/weir/feature/reroute/bfd"
 	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/kernel"
@@ -104,6 +106,40 @@ func (e *Engine) SetLink(discriminator uint32, ifindex int) error {
 	}
 	return e.unlink(was)
 }
+
+// Move starts a session anew on another device, with its owner. The new device's link starts with the verdict of the
+// old one, and a session up on a missing device counts as down.
+func (e *Engine) Move(ctx context.Context, discriminator uint32, ifindex int, local netip.Addr) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	place, there, err := e.findIndex(discriminator)
+	if err != nil || !there {
+		return err
+	}
+	var c bpf.BfdBfdSetup
+	var echo bpf.BfdBfdEcho
+	st, _, err := e.tables.status(place)
+	if err = errors.Join(err, e.tables.setups.Lookup(place, &c), e.tables.echoes.Lookup(place, &echo)); err != nil {
+		return fmt.Errorf("reading the session at place %d: %w", place, err)
+	}
+	s := Session{Config: bfd.Config{Discriminator: c.Mine, Multiplier: c.Multiplier, Passive: c.Passive != 0, Down: c.Down != 0,
+		DesiredTx: duration(c.DesiredTx), RequiredRx: duration(c.RequiredRx), EchoRx: duration(c.EchoRx)},
+		Local: local, Peer: address(c.Peer, c.Ipv6 != 0), Ifindex: ifindex, SourcePort: swap(c.SourcePort), Echo: duration(echo.Wanted)}
+	if c.Link != 0 {
+		s.Link, s.LinkDown = ifindex, st.LinkDown || st.BeenUp
+	}
+	if err := e.tables.remove(place); err != nil {
+		return err
+	}
+	if c.Link != 0 {
+		if err := e.unlink(int(c.Link)); err != nil {
+			return err
+		}
+	}
+	return e.putLocked(func() error { return e.recover(ctx) }, []Session{s})
+}
+
+func duration(micros uint32) time.Duration { return time.Duration(micros) * time.Microsecond }
 
 // Status returns the session of a discriminator; false: there is none.
 func (e *Engine) Status(discriminator uint32) (Status, bool, error) {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/frrtest"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 )
@@ -62,4 +63,30 @@ func TestDeviceAnew(t *testing.T) {
 			w.eventually("both are up again", up)
 		})
 	}
+}
+
+// A session of bfdd comes up again on a recreated device, without bfdd announcing it again.
+func TestDeviceAnewOfFRR(t *testing.T) {
+	w := newWorld(t, true)
+	near := frrtest.Start(t, w.here, "near", map[string]string{"bfdd": neighbours("10.9.0.1 10.9.0.2")}, "--dplaneaddr", "unix:{home}/dplane")
+	far := frrtest.Start(t, w.there, "far", map[string]string{"bfdd": neighbours("10.9.0.2 10.9.0.1")})
+	w.apply(Config{Netns: w.ref, FRR: "unix:" + near.Home + "/dplane",
+		Evaluated: []Evaluated{{Name: "core", Device: "w0", Peer: netip.MustParseAddr("10.9.0.2")}}})
+	w.run()
+	defer w.stop()
+	up := func(r *frrtest.Router) bool {
+		return strings.Contains(squeezed(r.Vtysh("show bfd peers json")), `"status":"up"`)
+	}
+	both := func() bool { return up(near) && up(far) && w.session("core").State == bfd.Up }
+	w.eventually("both are up", both)
+	before := nstest.Ifindex(t, w.here, "w0")
+	if err := w.here.Do(func() error { return exec.Command("ip", "link", "del", "w0").Run() }); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("both are down", func() bool { return !up(near) && !up(far) })
+	w.cable()
+	if after := nstest.Ifindex(t, w.here, "w0"); after == before {
+		t.Fatalf("the device has its old number %d", after)
+	}
+	w.eventually("both are up again", both)
 }

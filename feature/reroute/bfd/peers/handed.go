@@ -212,6 +212,32 @@ func (h *handed) link() error {
 	return err
 }
 
+// move starts the sessions of recreated devices on the new ones. bfdd does not announce them again.
+func (h *handed) move() error {
+	h.linking.Lock()
+	defer h.linking.Unlock()
+	all, err := h.e.Sessions()
+	owners, oerr := h.e.Owners()
+	if err = errors.Join(err, oerr); err != nil {
+		return err
+	}
+	for d, s := range all {
+		var now *net.Interface
+		local := s.Local
+		_ = h.ns.Do(func() (err error) { // a missing device has no sessions
+			if now, err = net.InterfaceByName(owners[d].Device); err == nil && !has(now, local) {
+				local = localTo(now, s.Peer)
+			}
+			return err
+		})
+		if now != nil && now.Index != s.Ifindex && local.IsValid() {
+			h.log.Info("device was recreated, its BFD session begins anew", "interface", now.Name, "peer", s.Peer, "frr", true)
+			err = errors.Join(err, h.e.Move(h.ctx, d, now.Index, local))
+		}
+	}
+	return err
+}
+
 // complete fills in the device and the local address, because bfdd may know only one of them. It returns the device's
 // name.
 func complete(s *engine.Session, device string) (string, error) {
@@ -282,6 +308,9 @@ func (h *handed) tell(ctx context.Context, log feature.Logger) {
 	for range (feature.Loop{Every: time.Second, Later: true}).Turns(ctx) {
 		if err := h.link(); err != nil && ctx.Err() == nil {
 			log.Warn("links are not judged by bfdd's sessions as configured", "err", err)
+		}
+		if err := h.move(); err != nil && ctx.Err() == nil {
+			log.Warn("sessions of bfdd do not follow their recreated devices", "err", err)
 		}
 		if err := h.e.GiveBack(orphaned); err != nil && ctx.Err() == nil {
 			log.Warn("links of ended sessions stay down", "err", err)
