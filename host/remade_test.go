@@ -49,8 +49,8 @@ var deviceFailures = []struct{ feature, object, absent, again, plan string }{
 	{"filter", "tcx", "there is no interface d0", "not attached", "attach filter tcx"},
 	{"filter", "xdp", "there is no interface d0", "not attached", "attach filter xdp"},
 	{"reroute", "path core", "there is no interface d0", "nothing is attached to d0", "attach reroute of path core"},
-	{"reroute", "session probed", "there is no device d1", "device d1 was recreated", "session probed: device d1 was recreated"},
-	{"reroute", "BFD session core", "there is no device d0", "device d0 was recreated", "session core: device d0 was recreated"},
+	{"reroute", "session probed", "there is no interface d1", "device d1 was recreated", "session probed: device d1 was recreated"},
+	{"reroute", "BFD session core", "there is no interface d0", "device d0 was recreated", "session core: device d0 was recreated"},
 	{"lb", "load balancer lb", "device d1 of namespace", "no program is attached", "lb: d1: no program is attached: weir serve attaches"},
 	{"backend", "quarantine of netns", "device d0: there is no such interface", "device d0: no program is attached", "handoff.backend: d0: no program is attached: weir serve attaches"},
 }

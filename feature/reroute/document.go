@@ -14,4 +14,4 @@ func (Feature) Spec(d *feature.Document) (Config, bool) {
 }
 
 // Empty implements feature.Emptier.
-func (s State) Empty() bool { return len(s.Paths)+len(s.Sessions)+len(s.Unreadable) == 0 }
+func (s State) Empty() bool { return len(s.Paths)+len(s.Sessions)+len(s.BFD)+len(s.Unreadable) == 0 }

@@ -88,6 +88,47 @@ reroute:
 	}
 }
 
+// Apply, state and doctor name a missing interface for each kind of judge of a path. None blames the peer or bfdd.
+func TestMissingInterface(t *testing.T) {
+	w := newWorld(t)
+	if err := kernel.Require(engine.Needs()); err != nil {
+		t.Skip("need: kernel", err)
+	}
+	for judge, entry := range map[string]string{
+		"none":    `repairs: [{interface: r13, via: "fd00:13::3"}]`,
+		"probe":   "probe: {id: 7, peer: fc00:2::bf, via: fd00:12::2, source: fd00:12::1, function: fc00:1::bf, key_file: " + w.key("sixteen octets..") + "}",
+		"bfd":     `bfd: {peer: fd00:12::2}`,
+		"bfd frr": `bfd: {peer: fd00:12::2, frr: true}`,
+	} {
+		t.Run(judge, func(t *testing.T) {
+			text := fmt.Sprintf(`
+reroute:
+  - {name: frr, netns: %[1]s, frr: "unix:%[2]s/absent"}
+  - {name: core, netns: %[1]s, interface: r21, %[3]s}
+`, w.name[w.r1], t.TempDir(), entry)
+			plan, err := Feature{}.Plan(t.Context(), State{}, w.parse(text))
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := "there is no interface r21"
+			if warnings := strings.Join(plan.Warnings, "\n"); !strings.Contains(warnings, want) {
+				t.Errorf("the plan warns %q", plan.Warnings)
+			}
+			w.apply(text)
+			st := w.state()
+			failures := st.Failures()
+			if !slices.ContainsFunc(failures, func(f feature.Finding) bool { return strings.Contains(f.Text, want) && f.Remedy != "" }) || st.Empty() {
+				t.Errorf("failures %+v", failures)
+			}
+			for _, f := range failures {
+				if strings.Contains(f.Text+f.Remedy, "bfdd") {
+					t.Errorf("bfdd is blamed: %+v", f)
+				}
+			}
+		})
+	}
+}
+
 // A session handed over by a real bfdd judges the link of a path with bfd.frr, while it exists.
 func TestFRRJudges(t *testing.T) {
 	w := newWorld(t)

@@ -214,10 +214,13 @@ func (st State) findings() (out []feature.Finding) {
 			continue
 		}
 		remedy := sessionRemedy(s.Gone)
-		if s.Unjudged {
+		switch {
+		case s.NoDevice && !s.Gone:
+			remedy = "weir serve uses it once it exists; else change the path in the file, then weir apply"
+		case s.Unjudged:
 			remedy = fmt.Sprintf("run weir serve, start bfdd with --dplaneaddr %s, and configure its peer %s (vtysh show bfd peers)", s.FRR, s.Peer)
 		}
-		out = append(out, feature.Finding{Object: "BFD session " + s.Name, Text: s.Problem, Remedy: remedy, Fails: !s.Gone && !s.Unjudged})
+		out = append(out, feature.Finding{Object: "BFD session " + s.Name, Text: s.Problem, Remedy: remedy, Fails: !s.Gone && (!s.Unjudged || s.NoDevice)})
 	}
 	for _, l := range st.TimerLoops {
 		if l.Silent > silentLoop {

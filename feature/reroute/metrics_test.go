@@ -76,7 +76,7 @@ func TestDegradedIsNoFailure(t *testing.T) {
 		"another repair in force":  {State{Paths: path(true)}, false},
 		"no other repair in force": {State{Paths: path(false)}, true},
 		"nobody judges":            {State{BFD: []peers.SessionState{{Name: "core", Unjudged: true, Problem: "nobody judges link eth1"}}}, false},
-		"no device":                {State{BFD: []peers.SessionState{{Name: "core", Problem: "there is no device eth1"}}}, true},
+		"no device":                {State{BFD: []peers.SessionState{{Name: "core", Problem: "there is no interface eth1"}}}, true},
 	} {
 		if found := x.st.findings(); len(found) != 1 || found[0].Fails != x.fails || len(x.st.Failures()) > 0 != x.fails {
 			t.Errorf("%s: %+v", name, found)

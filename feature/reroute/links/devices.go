@@ -30,7 +30,7 @@ func DeviceProblem(all map[string]int, device string, used int) (problem string,
 	now, there := all[device]
 	switch {
 	case !there:
-		return fmt.Sprintf("there is no device %s", device), false
+		return fmt.Sprintf("there is no interface %s", device), false
 	case now != used:
 		return fmt.Sprintf("device %s was recreated or appeared later, and the session does not use it yet", device), true
 	}

@@ -26,7 +26,7 @@ func examine(plan *feature.Plan, c Config) error {
 		warnOfAddresses(plan, s, own)
 		_, err := findDevice(s.Device)
 		if errors.Is(err, errNoDevice) {
-			plan.Warn("session %s: there is no device %s: weir serve or weir apply starts the session once it exists", s.Name, s.Device)
+			plan.Warn("session %s: there is no interface %s: weir serve or weir apply starts the session once it exists", s.Name, s.Device)
 		} else if err != nil {
 			return fmt.Errorf("session %q: device %s: %w", s.Name, s.Device, err)
 		}

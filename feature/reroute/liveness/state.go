@@ -188,7 +188,7 @@ func (st *State) readScope(r *kernel.Root, scope string, p published) error {
 			ss.Problem, ss.again = links.DeviceProblem(devices, s.Device, used)
 			ss.Problem = cmp.Or(ss.Problem, routes[s.Name])
 		case used == 0:
-			ss.Problem = fmt.Sprintf("there is no device %s", s.Device)
+			ss.Problem = fmt.Sprintf("there is no interface %s", s.Device)
 		}
 		st.Sessions = append(st.Sessions, ss)
 	}

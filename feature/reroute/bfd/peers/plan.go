@@ -26,6 +26,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/bfd/engine"
 	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -36,7 +37,7 @@ func Plan(_ context.Context, have State, wants []Config) (plan feature.Plan, err
 	for _, w := range wants {
 		ns, err := netns.Open(w.Netns)
 		if err != nil {
-			return plan, fmt.Errorf("network namespace: %w", err)
+			return plan, fmt.Errorf("reroute: %w", err)
 		}
 		scope := strconv.FormatUint(ns.Inode(), 10)
 		p := published{Config: w, Netns: cmp.Or(w.Netns, ns.String()), ID: ns.ID()}
@@ -107,8 +108,8 @@ func (c Config) warnOfEcho(plan *feature.Plan) {
 	}
 }
 
-// warnOfPeers warns of peers unable to answer: addresses of the namespace itself, and addresses outside the device's
-// networks.
+// warnOfPeers warns of missing interfaces and of peers unable to answer: addresses of the namespace itself, and addresses
+// outside the device's networks.
 func (c Config) warnOfPeers(plan *feature.Plan) {
 	own, err := net.InterfaceAddrs()
 	if err != nil {
@@ -122,14 +123,28 @@ func (c Config) warnOfPeers(plan *feature.Plan) {
 			return err == nil && p.Addr() == s.Peer && !s.Peer.IsLinkLocalUnicast()
 		}):
 			plan.Warn("session %s: peer: %s is an address of this host: say the neighbour's", s.Name, s.Peer)
+		case missing(s.Device):
+			plan.Warn("session %s: there is no interface %s: weir serve or weir apply starts the session once it exists", s.Name, s.Device)
 		case err == nil && !s.Local.IsValid() && !localTo(d, s.Peer).IsValid():
 			plan.Warn("session %s: peer: no address of %s is in the network of %s: the session starts once there is one, or set local", s.Name, s.Device, s.Peer)
 		}
 	}
+	for _, j := range c.Evaluated {
+		if missing(j.Device) {
+			plan.Warn("path %s: bfd: there is no interface %s: bfdd's session judges it once it exists", j.Name, j.Device)
+		}
+	}
+}
+
+// missing reports that the thread's network namespace lacks an interface.
+func missing(device string) bool {
+	_, err := netlink.LinkByName(device)
+	var none netlink.LinkNotFoundError
+	return errors.As(err, &none)
 }
 
 func summary(c Config) string {
-	out := fmt.Sprintf("%d sessions", len(c.Sessions))
+	out := fmt.Sprintf("%s", printable.Count(len(c.Sessions), "session"))
 	if c.FRR != "" {
 		out += ", and bfdd's at " + c.FRR
 	}

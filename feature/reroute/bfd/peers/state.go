@@ -58,6 +58,8 @@ type SessionState struct {
 	FRR string `json:"frr,omitempty"`
 	// Unjudged reports a missing session of bfdd for a path's link: the link has no judge.
 	Unjudged bool `json:"unjudged,omitempty"`
+	// NoDevice reports that the interface does not exist.
+	NoDevice bool `json:"no_device,omitempty"`
 
 	// Keyless reports a configured session without a key.
 	Keyless bool `json:"keyless,omitempty"`
@@ -195,6 +197,7 @@ func ReadState(r *kernel.Root) (State, error) {
 			} else if id, there := ids[p.Discriminators[s.Name]]; there && devices != nil {
 				out.Problem, out.again = links.DeviceProblem(devices, s.Device, id.Ifindex)
 			}
+			out.lacks(devices)
 			st.Sessions = append(st.Sessions, out)
 		}
 	}
@@ -215,14 +218,27 @@ func ReadState(r *kernel.Root) (State, error) {
 	return st, err
 }
 
+// lacks notes a missing interface. devices is nil without permission to see them.
+func (s *SessionState) lacks(devices map[string]int) {
+	if _, there := devices[s.Device]; !there && devices != nil {
+		s.NoDevice, s.Problem = true, fmt.Sprintf("there is no interface %s: nobody judges it until it exists", s.Device)
+	}
+}
+
 // unjudged returns the links configured for sessions of bfdd, but without one.
 func (p *published) unjudged(there func(name string) bool) (out []SessionState) {
+	if p.gone() != "" {
+		return nil
+	}
+	devices := p.devices()
 	for _, j := range p.Config.Evaluated {
-		if there(j.Name) || p.gone() != "" {
+		if there(j.Name) {
 			continue
 		}
-		out = append(out, SessionState{Name: j.Name, Netns: p.Netns, Device: j.Device, Peer: j.Peer, State: bfd.Down, FRR: p.Config.FRR, Unjudged: true,
-			Problem: fmt.Sprintf("nobody judges link %s: bfdd at %s has handed over no session with %s, or weir serve does not run", j.Device, p.Config.FRR, j.Peer)})
+		s := SessionState{Name: j.Name, Netns: p.Netns, Device: j.Device, Peer: j.Peer, State: bfd.Down, FRR: p.Config.FRR, Unjudged: true,
+			Problem: fmt.Sprintf("nobody judges link %s: bfdd at %s has handed over no session with %s, or weir serve does not run", j.Device, p.Config.FRR, j.Peer)}
+		s.lacks(devices)
+		out = append(out, s)
 	}
 	return out
 }
