@@ -95,6 +95,11 @@ func ParseConfig(path string, data []byte, only ...string) (*Config, error) {
 		s.Name = name
 	}
 	var errs []error
+	for _, s := range c.Document().Services {
+		if err := s.CheckName(); err != nil {
+			errs = append(errs, err)
+		}
+	}
 	for _, f := range features {
 		errs = append(errs, f.Validate(c.Document())...)
 	}

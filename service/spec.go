@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/internal/strictyaml"
 	"github.com/weir-project/weir/kernel"
 )
@@ -81,14 +82,20 @@ func (s Spec) Member(slot int) *Member {
 	return nil
 }
 
-// Validate checks the spec beyond its types. slots is the number of slots. Errors have positions in the file.
+// CheckName checks the name of the service. The error has its position in the file.
+func (s Spec) CheckName() error {
+	if kernel.ValidName(s.Name) {
+		return nil
+	}
+	return s.Pos.Errorf("services.%s: %q is not a valid service name: use 1 to 63 letters, digits, - and _", s.Name, s.Name)
+}
+
+// Validate checks the spec beyond its types and its name. slots is the number of slots, 0 if the file has a wrong one.
+// Errors have positions in the file.
 func (s Spec) Validate(slots int) []error {
 	var errs []error
 	fail := func(p strictyaml.Pos, format string, a ...any) {
 		errs = append(errs, p.Errorf("services.%s: "+format, append([]any{s.Name}, a...)...))
-	}
-	if !kernel.ValidName(s.Name) {
-		fail(s.Pos, "%q is not a valid service name: use 1 to 63 letters, digits, - and _", s.Name)
 	}
 	if len(s.Listen) == 0 {
 		fail(s.Pos, `no listen: name its traffic, like listen: [udp 0.0.0.0:4739]`)
@@ -107,7 +114,11 @@ func (s Spec) Validate(slots int) []error {
 			fail(m.Pos, "two members in slot %d: %s here and %s in line %d; a slot has one member, give each its own", m.Slot, m, first, first.Pos.Line)
 		}
 		owners[m.Slot] = m
-		if m.Slot < 0 || m.Slot >= slots {
+		switch {
+		case m.Slot >= 0 && (m.Slot < slots || slots == 0):
+		case slots == 1:
+			fail(m.Pos, "slot %d: the service has one slot, number 0", m.Slot)
+		default:
 			fail(m.Pos, "slot %d: the service has %d slots, numbered 0 to %d", m.Slot, slots, slots-1)
 		}
 		if err := m.validate(s.Listen); err != nil {
@@ -136,7 +147,7 @@ func (m Member) validate(listens []Listen) error {
 	case m.PID < 0:
 		return fmt.Errorf("pid %d: want a positive number", m.PID)
 	case len(m.Bound) != 0 && len(m.Bound) != len(listens):
-		return fmt.Errorf("bound has %d entries and the service %d listens: give one for each, in their order", len(m.Bound), len(listens))
+		return fmt.Errorf("bound has %s and the service %s: give one for each, in their order", printable.Count(len(m.Bound), "entry"), printable.Count(len(listens), "listen"))
 	}
 	for i, b := range m.Bound {
 		if b.Proto != listens[i].Proto {

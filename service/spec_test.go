@@ -52,7 +52,7 @@ func TestValidate(t *testing.T) {
 		"nobody":      {spec(t, both, Member{Slot: 2}), 4, []string{"21:9: services.telemetry: slot 2: no process named: give one of pid, pidfile, unit, cgroup, user"}},
 		"twice named": {spec(t, both, Member{PID: 1, Unit: "u", Cgroup: "c"}), 4, []string{"21:9: services.telemetry: slot 0: pid and unit and cgroup name the process more than once: keep one"}},
 		"bad pid":     {spec(t, both, Member{PID: -4}), 4, []string{"21:9: services.telemetry: slot 0: pid -4: want a positive number"}},
-		"bound":       {spec(t, both, bound(t, Member{PID: 1}, "udp :1")), 4, []string{"slot 0: bound has 1 entries and the service 2 listens"}},
+		"bound":       {spec(t, both, bound(t, Member{PID: 1}, "udp :1")), 4, []string{"slot 0: bound has 1 entry and the service 2 listens"}},
 		"bound order": {spec(t, both, bound(t, Member{PID: 1}, "tcp :1", "udp :1")), 4, []string{`slot 0: bound "tcp :1" is for listen "udp 0.0.0.0:4739"`}},
 		"several":     {spec(t, nil, Member{Slot: 9}), 4, []string{"10:5: ", "21:9: services.telemetry: slot 9: the service has", "21:9: services.telemetry: slot 9: no process"}},
 	} {
@@ -74,8 +74,8 @@ func TestValidateNames(t *testing.T) {
 		"": false, "@engine": false, "a.b": false, "a b": false, "../x": false, strings.Repeat("x", 64): false} {
 		s := spec(t, []string{"udp :1"})
 		s.Name = name
-		if errs := s.Validate(1); (len(errs) == 0) != ok || !ok && !strings.Contains(errs[0].Error(), "is not a valid service name") {
-			t.Errorf("%q: %v", name, errs)
+		if err := s.CheckName(); (err == nil) != ok || !ok && !strings.Contains(err.Error(), "is not a valid service name") {
+			t.Errorf("%q: %v", name, err)
 		}
 	}
 }

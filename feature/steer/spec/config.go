@@ -178,7 +178,11 @@ func (c *Config) Validate() []error {
 		}
 		s.validatePolicy(fail)
 		s.validateGenerations(fail)
-		errs = append(errs, s.Spec.Validate(max(s.Slots, 1))...)
+		slots := s.Slots
+		if slots < 1 || slots > MaxSlots {
+			slots = 0
+		}
+		errs = append(errs, s.Spec.Validate(slots)...)
 		errs = append(errs, Overlaps(c.Services[:i], s)...)
 	}
 	for _, s := range c.Services {
