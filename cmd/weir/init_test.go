@@ -113,8 +113,12 @@ nft add rule inet fw in meta l4proto udp limit rate 1000/second accept`).Combine
 	}
 	t.Cleanup(func() { _ = exec.Command("sh", "-c", "ip link del eth1; nft delete table inet fw").Run() }) // of the namespace of all tests
 	for i := range 2 {
-		conf := writeFile(t, dir, fmt.Sprintf("nfacctd-%d.conf", i), fmt.Sprintf("daemonize: false\nnfacctd_ip: 0.0.0.0\nnfacctd_port: 4739\nplugins: print\nprint_output_file: %s/flows-%d\naggregate: src_host\n", dir, i))
-		pidFile(t, fmt.Sprintf("nfacctd-%d", i), realDaemon(t, "nfacctd", "-f", conf).Process.Pid)
+		conf := writeFile(t, dir, fmt.Sprintf("nfacctd-%d.conf", i), fmt.Sprintf("daemonize: false\nnfacctd_ip: 0.0.0.0\nnfacctd_port: 4739\nplugins: print\nprint_output_file: %s/flows-%d\naggregate: src_host\n! the second one has its own pidfile\n", dir, i)+
+			[]string{"", "pidfile: " + dir + "/own.pid\n"}[i])
+		daemon := realDaemon(t, "nfacctd", "-f", conf)
+		if i == 0 {
+			pidFile(t, "nfacctd", daemon.Process.Pid)
+		}
 	}
 	realDaemon(t, "nginx", "-p", dir, "-e", filepath.Join(dir, "error.log"), "-g", "daemon off; pid "+dir+"/nginx.pid;", "-c", writeFile(t, dir, "nginx.conf",
 		"events {}\nhttp { access_log off; server { listen 80; listen [::]:80; } }\n"))
@@ -133,11 +137,11 @@ nft add rule inet fw in meta l4proto udp limit rate 1000/second accept`).Combine
 	nstest.Eventually(t, func() error {
 		text := run(0, "init", "--stdout")
 		for _, want := range []string{
-			"\n  # nfacctd, telemetry collector: process ", "2 processes at one address (SO_REUSEPORT)", "\n  nfacctd:\n    listen:\n      - udp 0.0.0.0:4739\n", "- {slot: 1, pidfile: /run/weir-init-",
+			"\n  # nfacctd, telemetry collector: process ", "2 processes at one address (SO_REUSEPORT)", "\n  nfacctd:\n    listen:\n      - udp 0.0.0.0:4739\n", "- {slot: 0, pidfile: /run/weir-init-", "- {slot: 1, pidfile: " + dir + "/own.pid}",
 			"\n  #nginx:\n", "tcp 0.0.0.0:80", "tcp6 [::]:80", "generations:",
 			"\n  #knotd:\n", "udp 192.0.2.1:53", "    #guard: {limit: 20kpps, dry_run: true}",
 			"# - routing: FRR: bfdd, zebra\n", "BFD neighbour 2001:db8:1::2 on eth1", "#- {name: eth1, interface: eth1, bfd: {peer: \"2001:db8:1::2\", frr: true}}",
-			"# - nftables: 1 rules in inet fw; limits of UDP in inet fw in", "nftables limits UDP too", "\n#filter:\n",
+			"# - nftables: 1 rule in inet fw; limits of UDP in inet fw in", "nftables limits UDP too", "\n#filter:\n",
 		} {
 			if !strings.Contains(text, want) {
 				return fmt.Errorf("%q is missing from\n%s", want, text)

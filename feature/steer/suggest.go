@@ -78,7 +78,7 @@ func suggestMembers(p inventory.Program) (text, lack string) {
 		case i.Cgroup != "" && i.Container == "":
 			member = "cgroup: " + feature.Scalar(i.Cgroup)
 		default:
-			lack = fmt.Sprintf("process %d has no unit, pidfile or cgroup of its own, and its number changes with each start", i.PID)
+			lack = fmt.Sprintf("process %d has no unit, pidfile or cgroup of its own, and its number changes with each start. weir finds pidfiles at %s", i.PID, inventory.PIDFileSources)
 		}
 		if slices.Contains(named, member) {
 			lack = fmt.Sprintf("two processes have the same name %q: a slot needs one of its own", member)

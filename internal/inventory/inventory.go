@@ -58,7 +58,7 @@ type Instance struct {
 	Unit      string // systemd service
 	Container string // name of the container
 	Cgroup    string // from the root of cgroup2
-	PIDFile   string // file below /run with the PID
+	PIDFile   string // file with the PID, see [PIDFileSources]
 	Sockets   int    // maximum number of sockets at one listen
 }
 

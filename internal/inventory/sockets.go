@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/internal/pidfd"
+	"github.com/weir-project/weir/internal/safefile"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/internal/units"
 )
@@ -134,7 +135,7 @@ func (g *gatherer) addPrograms(ns string, all []listener) {
 	groups := map[string]*Program{}
 	for pid, sockets := range listens {
 		p := g.all[pid]
-		one := Instance{PID: pid, Cgroup: g.ownCgroup(p), PIDFile: files[pid]}
+		one := Instance{PID: pid, Cgroup: g.ownCgroup(p), PIDFile: cmp.Or(files[pid], namedPIDFile(p.name, pid))}
 		if g.Workload != nil {
 			one.Unit, one.Container = g.Workload(p.cgroup)
 		}
@@ -193,6 +194,9 @@ func (g *gatherer) ownCgroup(p process) string {
 	return p.cgroup
 }
 
+// PIDFileSources describes the pidfiles known to this package.
+const PIDFileSources = "/run/*.pid, /run/*/*.pid, its option --pidfile, and pidfile in the configuration of nfacctd, sfacctd or pmacctd"
+
 // pidFiles returns the usual files with the PID of a daemon, by PID.
 func pidFiles() map[int]string {
 	out := map[int]string{}
@@ -205,4 +209,48 @@ func pidFiles() map[int]string {
 		}
 	}
 	return out
+}
+
+// pmacct are the daemons with configurations like nfacctd's.
+var pmacct = []string{"nfacctd", "sfacctd", "pmacctd"}
+
+// maxConfiguration bounds a daemon's configuration, in bytes.
+const maxConfiguration = 1 << 20
+
+// namedPIDFile returns the file with the PID of a daemon named by its options or its configuration; "": none.
+func namedPIDFile(name string, pid int) string {
+	args, err := pidfd.CommandLine(pid)
+	if err != nil {
+		return ""
+	}
+	named := []string{option(args, "--pidfile"), option(args, "--pid-file")}
+	switch {
+	case slices.Contains(pmacct, name):
+		named = append(named, option(args, "-F"))
+		if c, err := safefile.Read(option(args, "-f"), maxConfiguration); err == nil {
+			named = append(named, pmacctKey(string(c.Data), "pidfile"))
+		}
+	case name == "nfcapd":
+		named = append(named, option(args, "-P"))
+	}
+	for _, file := range named {
+		if !filepath.IsAbs(file) {
+			continue
+		}
+		if is, err := units.ReadPIDFile(file); err == nil && is == pid {
+			return file
+		}
+	}
+	return ""
+}
+
+// pmacctKey returns the value of a key in a configuration of pmacct: "key: value", with ! before comments.
+func pmacctKey(text, key string) string {
+	for line := range strings.Lines(text) {
+		k, value, _ := strings.Cut(line, ":")
+		if strings.TrimSpace(k) == key {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
 }
