@@ -22,6 +22,7 @@ type Finding struct {
 	Since    string `json:"since,omitempty"` // first kernel version with it
 	Level    string `json:"level"`           // ok, note, warning, missing, failure: see health
 	Text     string `json:"text,omitempty"`
+	For      string `json:"for,omitempty"` // lost function of a missing facility
 	Remedy   string `json:"remedy,omitempty"`
 	Optional bool   `json:"optional,omitempty"`
 }
@@ -79,7 +80,7 @@ func (d *Diagnosis) probe(name string, needs []kernel.Need) {
 			if kernel.Scarce(err) || !n.Optional && errors.Is(err, os.ErrPermission) {
 				f.Level = "warning" // the kernel may have it
 			} else if n.Optional {
-				f.Level, f.Text = "note", fmt.Sprintf("%v; needed for %s", err, n.For)
+				f.Level, f.For = "note", n.For
 			}
 		}
 		d.Findings = append(d.Findings, f)

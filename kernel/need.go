@@ -44,6 +44,11 @@ func (e *NeedError) Error() string {
 	return s
 }
 
+// Lack is the error of a probe with several possible causes. It has the remedy for its own cause.
+type Lack struct{ Cause, Remedy string }
+
+func (l *Lack) Error() string { return l.Cause }
+
 // RemedyFor returns the remedy for a probe's error. It is empty for missing permissions: the probe's error names them,
 // and another kernel would not help.
 func (n Need) RemedyFor(err error) string {
@@ -52,6 +57,9 @@ func (n Need) RemedyFor(err error) string {
 	}
 	if s := scarce(err); s != "" {
 		return s
+	}
+	if l, ok := errors.AsType[*Lack](err); ok {
+		return l.Remedy
 	}
 	return n.Remedy
 }

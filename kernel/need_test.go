@@ -80,6 +80,11 @@ func TestNeedError(t *testing.T) {
 	if got, want := err.Error(), "sk_lookup programs (Linux 5.9) is missing: no such program type; use a newer kernel"; got != want {
 		t.Errorf("says %q, want %q", got, want)
 	}
+	n.Probe = func() error { return &Lack{"cgroup2 is not mounted", "mount it"} }
+	if got, want := n.Check().Error(), "sk_lookup programs (Linux 5.9) is missing: cgroup2 is not mounted; mount it"; got != want {
+		t.Errorf("says %q, want %q", got, want)
+	}
+	n.Probe = func() error { return cause }
 	there := Need{Name: "there", Probe: func() error { return nil }}
 	optional := n
 	optional.Name, optional.Optional = "optional", true

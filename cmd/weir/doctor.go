@@ -60,6 +60,9 @@ func printDoctor(w io.Writer, d host.Diagnosis) {
 			about = f.Check
 		}
 		fmt.Fprintf(w, "%s: %s: %s\n", f.Level, about, f.Text)
+		if f.For != "" {
+			fmt.Fprintf(w, "  for: %s\n", f.For)
+		}
 		if f.Remedy != "" {
 			fmt.Fprintf(w, "  remedy: %s\n", f.Remedy)
 		}

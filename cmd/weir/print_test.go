@@ -135,7 +135,7 @@ func TestPrintDoctor(t *testing.T) {
 	printDoctor(&b, host.Diagnosis{Kernel: "5.10.0-46-cloud-amd64", User: "uid 1000", Findings: []host.Finding{
 		{Feature: "steer", Check: "sk_lookup programs", Since: "5.9", Level: "missing", Text: "operation not permitted: run as root"},
 		{Feature: "steer", Check: "sock_diag for TCP and UDP", Since: "3.3", Level: "ok"},
-		{Feature: "steer", Check: "SO_NETNS_COOKIE", Since: "5.14", Level: "note", Text: "protocol not available: telling namespaces apart", Optional: true},
+		{Feature: "steer", Check: "SO_NETNS_COOKIE", Since: "5.14", Level: "note", Text: "protocol not available", For: "telling namespaces apart", Optional: true},
 		{Feature: "steer", Check: "telemetry", Level: "warning", Text: "all its traffic comes from 192.0.2.1", Remedy: "remove the proxy"},
 		{Feature: "backend", Check: "backend s1", Level: "warning", Text: "the keeper does not answer its agent", Remedy: "run weir serve"},
 	}})

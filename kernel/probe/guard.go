@@ -6,7 +6,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 
-	"github.com/weir-project/weir/internal/units"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -32,9 +31,9 @@ var compareAndSwap = func() asm.Instruction {
 // CgroupIngress sees packets before delivery to the sockets of a cgroup.
 var CgroupIngress = kernel.Need{Name: "cgroup_skb ingress hooks with links", Since: "5.7", Optional: true,
 	For:    "guarding services at their sockets; without it at interfaces only",
-	Remedy: "mount a cgroup2 file system: mount -t cgroup2 cgroup2 /sys/fs/cgroup",
+	Remedy: "use a newer kernel",
 	Probe: func() error {
-		if _, err := units.CgroupRoot(); err != nil {
+		if _, err := cgroupRoot(); err != nil {
 			return err
 		}
 		return kernel.ProbeProgram(ebpf.CGroupSKB)()

@@ -30,10 +30,10 @@ var SockMap = kernel.Need{Name: "socket maps", Since: "5.8", For: "holding membe
 // ExitTracepoint withdraws a member when its process exits.
 var ExitTracepoint = kernel.Need{Name: "raw tracepoint sched_process_exit with BTF", Since: "5.7", Optional: true,
 	For:    "withdrawing a member at its exit even if a child keeps its sockets open; without it, when the first socket closes",
-	Remedy: "the kernel must be built with CONFIG_DEBUG_INFO_BTF, and weir run in the initial pid namespace",
+	Remedy: "the kernel must be built with CONFIG_DEBUG_INFO_BTF",
 	Probe: func() error {
 		if !units.IsInitPIDNamespace() {
-			return errors.New("weir does not run in the initial pid namespace")
+			return &kernel.Lack{Cause: "weir does not run in the initial pid namespace", Remedy: "run weir outside containers"}
 		}
 		return probeTracing()
 	}}
@@ -50,9 +50,9 @@ var RingBuffer = kernel.Need{Name: "BPF ring buffer", Since: "5.8", Optional: tr
 // PostBind reports bound UDP sockets at once.
 var PostBind = kernel.Need{Name: "cgroup post_bind hooks", Since: "4.17", Optional: true,
 	For:    "detecting UDP sockets by event; without them weir serve polls every second",
-	Remedy: "mount a cgroup2 file system: mount -t cgroup2 cgroup2 /sys/fs/cgroup",
+	Remedy: "use a newer kernel",
 	Probe: func() error {
-		if _, err := units.CgroupRoot(); err != nil {
+		if _, err := cgroupRoot(); err != nil {
 			return err
 		}
 		return kernel.ProbeProgram(ebpf.CGroupSock)()
@@ -84,7 +84,7 @@ var RedirectNeigh = kernel.Need{Name: "tc programs with bpf_redirect_neigh", Sin
 
 // PidfdGetfd adopts sockets of unmodified processes.
 var PidfdGetfd = kernel.Need{Name: "pidfd_getfd", Since: "5.6", For: "adopting sockets of unmodified processes",
-	Remedy: "use a newer kernel, or run weir with CAP_SYS_PTRACE", Probe: probePidfdGetfd}
+	Remedy: "use a newer kernel", Probe: probePidfdGetfd}
 
 // SockDiag finds sockets and reads their queues.
 var SockDiag = kernel.Need{Name: "sock_diag for TCP and UDP", Since: "3.3", For: "finding members' sockets and reading their queues",
@@ -93,7 +93,7 @@ var SockDiag = kernel.Need{Name: "sock_diag for TCP and UDP", Since: "3.3", For:
 // DiagDestroy closes TCP sessions of other processes.
 var DiagDestroy = kernel.Need{Name: "sock_diag's closing of sockets", Since: "4.5", Optional: true,
 	For:    "resetting misplaced TCP sessions of routers; without it they are only listed",
-	Remedy: "the kernel must be built with CONFIG_INET_DIAG_DESTROY, and weir run with CAP_NET_ADMIN",
+	Remedy: "the kernel must be built with CONFIG_INET_DIAG_DESTROY",
 	Probe: func() error {
 		// Destroy a non-existent socket: with the facility and the right the answer is ErrNoSocket.
 		err := sockdiag.Destroy(sockdiag.Socket{Proto: unix.IPPROTO_TCP, Family: unix.AF_INET, Cookie: 1,
@@ -102,8 +102,18 @@ var DiagDestroy = kernel.Need{Name: "sock_diag's closing of sockets", Since: "4.
 		if errors.Is(err, sockdiag.ErrNoSocket) {
 			return nil
 		}
-		return err
+		return kernel.ExplainProbe(err)
 	}}
+
+// cgroupRoot returns the mount point of cgroup2. A missing one has its own remedy: another kernel would not help.
+func cgroupRoot() (string, error) {
+	root, err := units.CgroupRoot()
+	if errors.Is(err, errors.ErrUnsupported) {
+		err = &kernel.Lack{Cause: "cgroup2 is not mounted",
+			Remedy: "mount -t cgroup2 none /sys/fs/cgroup/unified, or boot with systemd.unified_cgroup_hierarchy=1"}
+	}
+	return root, err
+}
 
 // probeTracing loads a minimal raw tracepoint program and checks for BTF.
 func probeTracing() error {
@@ -148,7 +158,9 @@ func probePidfdGetfd() error {
 	}
 	defer unix.Close(fd)
 	dup, err := unix.PidfdGetfd(fd, fd, 0)
-	if err != nil {
+	if errors.Is(err, os.ErrPermission) { // no right is needed for the own descriptor
+		return &kernel.Lack{Cause: "pidfd_getfd is forbidden", Remedy: "allow it in the seccomp filter of the container or unit"}
+	} else if err != nil {
 		return err
 	}
 	return unix.Close(dup)

@@ -4,6 +4,7 @@ package probe
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 
@@ -14,7 +15,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	nstest.Play(map[string]nstest.Role{"probe": playProbes})
+	nstest.Play(map[string]nstest.Role{"probe": playProbes, "inner": playInner})
 	nstest.Main(m)
 }
 
@@ -68,4 +69,38 @@ func TestProbesWithoutRights(t *testing.T) {
 			t.Errorf("%s: %q, although it needs no rights", n.Name, said[n.Name])
 		}
 	}
+}
+
+// Without cgroup2, or in a pid namespace of its own, the remedy names exactly this. Another kernel would not help.
+func TestRemedyOfTheCause(t *testing.T) {
+	nstest.Enter(t)
+	mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, " - cgroup2 ") {
+			if err := unix.Unmount(strings.Fields(line)[4], unix.MNT_DETACH); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, n := range []kernel.Need{BindShare, PostBind, CgroupIngress} {
+		err := n.Probe()
+		if r := n.RemedyFor(err); err == nil || !strings.HasPrefix(r, "mount -t cgroup2 ") || strings.Contains(r, "kernel") {
+			t.Errorf("%s: %v: %q", n.Name, err, r)
+		}
+	}
+	c := nstest.Child("inner")
+	c.SysProcAttr.Cloneflags = unix.CLONE_NEWPID
+	out, err := c.Output()
+	if err != nil || string(out) != "run weir outside containers\n" {
+		t.Errorf("in a pid namespace: %q, %v", out, err)
+	}
+}
+
+// playInner prints the remedy of a need of the initial pid namespace.
+func playInner([]string) error {
+	_, err := fmt.Println(ExitTracepoint.RemedyFor(ExitTracepoint.Probe()))
+	return err
 }
