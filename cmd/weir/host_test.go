@@ -106,7 +106,7 @@ func TestApplyStatusRemove(t *testing.T) {
 	file := configFile(t, "")
 	create := `create service telemetry: 2 slots by source on udp 0.0.0.0:4739, tcp 0.0.0.0:4739, in net:\[\d+\]\n`
 	adopt := fmt.Sprintf(`adopt slot 0 of service telemetry: pid %d\n`, os.Getpid())
-	s.run(0, `no services: define some in weir.yaml, and run weir apply -f weir.yaml\n`, "status")
+	s.run(0, `no services, guards, filters, paths or sessions yet: weir init writes a first weir.yaml, and weir apply -f weir.yaml applies it\n`, "status")
 	s.run(1, `weir: no service is steered: weir apply -f weir.yaml\n`, "steer", "where", "192.0.2.1")
 	outage := `slot 1 of service telemetry would stay empty \(on_empty: reject\) and get 50 % of the traffic of process \d+ \(.*\) at .*: no member is configured: name a member for it, or set its weight to 0\n`
 	s.run(0, "would "+create+"would "+adopt+"outage: "+outage, "apply", "-f", file, "--dry-run")
@@ -144,7 +144,7 @@ func TestRootOnNoBPFFileSystem(t *testing.T) {
 		}
 	}
 	for _, dir := range []string{nstest.BPFFS + "/absent", nstest.BPFFS} {
-		if out, errs, status := weir(t, "--root", dir, "status"); status != 0 || out != "no services: define some in weir.yaml, and run weir apply -f weir.yaml\n" {
+		if out, errs, status := weir(t, "--root", dir, "status"); status != 0 || out != "no services, guards, filters, paths or sessions yet: weir init writes a first weir.yaml, and weir apply -f weir.yaml applies it\n" {
 			t.Errorf("--root %s: status %d, %q, %q", dir, status, out, errs)
 		}
 	}
@@ -213,7 +213,7 @@ func TestAdmit(t *testing.T) {
 	s.run(2, `weir: telemetry is a configured service with slots: use weir steer admit and withdraw\n`, "steer", "register", "telemetry")
 	s.run(2, `weir: --bound goes with --pid, .*`, "steer", "admit", "telemetry", "--slot", "1", "--bound", "udp :1")
 	s.run(2, `weir: invalid listen: "udp": .*`, "steer", "admit", "telemetry", "--slot", "1", "--pid", pid, "--bound", "udp")
-	s.run(1, `weir: bound has 1 entries and the service 2 listens: .*`, "steer", "admit", "telemetry", "--slot", "1", "--pid", pid, "--bound", "udp :4739")
+	s.run(1, `weir: bound has 1 entry and the service 2 listens: .*`, "steer", "admit", "telemetry", "--slot", "1", "--pid", pid, "--bound", "udp :4739")
 	closeTCP()
 	s.run(1, `weir: slot 0 of telemetry stays empty after 30ms: process `+pid+`: socket missing: tcp4 :4739\n`,
 		"steer", "admit", "telemetry", "--slot", "0", "--wait", "30ms")

@@ -25,12 +25,16 @@ type steerReport struct {
 	state.State
 }
 
-// summarizeSteer prints steering's part of weir status. Without services it says so, unless another feature prints
+// summarizeSteer prints steering's part of weir status. On an empty host it names weir init, unless another feature prints
 // something or the pins are unreadable.
 func summarizeSteer(w io.Writer, st host.Status, others bool, _ time.Time) {
 	s, _ := host.Part[state.State](st, spec.Name)
 	unseen := slices.ContainsFunc(st.Faults, func(f kernel.Fault) bool { return f.Kind == kernel.FaultRoot }) // unreadable pins may hold services
-	if !others && !unseen || len(s.Services)+len(s.Bound) > 0 {
+	switch empty := len(s.Services)+len(s.Bound) == 0; {
+	case empty && !others && !unseen && len(s.Unreadable) == 0:
+		fmt.Fprintln(w, "no services, guards, filters, paths or sessions yet: weir init writes a first weir.yaml, and weir apply -f weir.yaml applies it")
+		printOutdated(w, s.Outdated)
+	case !empty || !others && !unseen:
 		printSummary(w, s)
 	}
 }
@@ -40,7 +44,7 @@ const maxUnserved = 10
 
 func printSummary(w io.Writer, st state.State) {
 	for _, b := range st.Bound {
-		fmt.Fprintf(w, "%d bindings in %s: weir bind list, weir steer services\n", b.Bindings, b.Netns)
+		fmt.Fprintf(w, "%s in %s: weir bind list, weir steer services\n", fmt.Count(b.Bindings, "binding"), b.Netns)
 		for i, u := range b.Unserved {
 			if i == maxUnserved {
 				fmt.Fprintf(w, "! and %d more services without a socket: weir steer services\n", len(b.Unserved)-i)
@@ -51,7 +55,7 @@ func printSummary(w io.Writer, st state.State) {
 	}
 	if len(st.Services) == 0 {
 		if len(st.Bound)+len(st.Unreadable) == 0 {
-			fmt.Fprintln(w, "no services: define some in weir.yaml, and run weir apply -f weir.yaml")
+			fmt.Fprintln(w, "no services: weir init suggests some, and weir apply -f weir.yaml applies them")
 		}
 		printOutdated(w, st.Outdated)
 		return
@@ -202,7 +206,7 @@ func printDraining(w io.Writer, slot slots.State, now time.Time) {
 	}
 	fmt.Fprintf(w, "  slot %d: process %d drains since %s, left: %s\n", slot.Slot, d.PID, cli.Ago(d.Since, now), what)
 	if d.Back > 0 {
-		fmt.Fprintf(w, "  slot %d: %d packets returned to it, because its successor is not complete\n", slot.Slot, d.Back)
+		fmt.Fprintf(w, "  slot %d: %s returned to it, because its successor is not complete\n", slot.Slot, fmt.Count(d.Back, "packet"))
 	}
 }
 
@@ -211,7 +215,7 @@ func printCopies(w io.Writer, c *engine.Copies) {
 	if c == nil {
 		return
 	}
-	fmt.Fprintf(w, "  copied to %s: %d datagrams", c.To, c.Copied)
+	fmt.Fprintf(w, "  copied to %s: %s", c.To, fmt.Count(c.Copied, "datagram"))
 	if c.Fragmented > 0 {
 		fmt.Fprintf(w, "; %d not copied: fragmented", c.Fragmented)
 	}
