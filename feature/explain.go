@@ -53,15 +53,7 @@ func (p Packet) Check() error {
 
 // OpenNetns opens the namespace of the packet's arrival. The caller closes it.
 func (p Packet) OpenNetns() (*netns.Handle, error) {
-	open := netns.Current
-	if p.Netns != "" {
-		open = func() (*netns.Handle, error) { return netns.Open(p.Netns) }
-	}
-	ns, err := open()
-	if err != nil {
-		return nil, fmt.Errorf("network namespace: %w", err)
-	}
-	return ns, nil
+	return netns.Open(p.Netns)
 }
 
 // Number returns the packet's protocol number in the IP header.

@@ -113,7 +113,7 @@ type placed[I any] struct {
 func (s Set[I, V]) locate(item I) (kernel.Instance, error) {
 	ns, err := s.netns(item)
 	if err != nil {
-		return kernel.Instance{}, fmt.Errorf("%s.%s: network namespace: %w", s.Name(), s.NameOf(item), err)
+		return kernel.Instance{}, fmt.Errorf("%s.%s: netns: %w", s.Name(), s.NameOf(item), err)
 	}
 	if ns != nil {
 		defer ns.Close()

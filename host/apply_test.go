@@ -55,7 +55,7 @@ func TestPlanChangesNothing(t *testing.T) {
 	w := newWorld(t)
 	pid, _ := daemon(t, "0.0.0.0:4739")
 	c := w.config(twoServices, pid)
-	want := []string{"create service flows: 1 slots by source on udp 0.0.0.0:2055, in ",
+	want := []string{"create service flows: 1 slot by source on udp 0.0.0.0:2055, in ",
 		"create service telemetry: 2 slots by source on udp 0.0.0.0:4739, tcp 0.0.0.0:4739, in ",
 		fmt.Sprintf("adopt slot 0 of service telemetry: pid %d", pid)}
 	wantSteps(t, w.plan(c), want...)
@@ -219,6 +219,22 @@ func TestGroupOfPins(t *testing.T) {
 			w.apply(w.config(oneService, absent))
 			w.wantGroup(0)
 		})
+	}
+}
+
+// A missing network namespace is named once, with the position of its key.
+func TestMissingNetnsIsNamed(t *testing.T) {
+	w := newWorld(t)
+	for text, want := range map[string]string{
+		"services:\n  a:\n    listen: [udp :5300]\n    netns: nosuch\n    steer: {slots: 1}\n":                        "4:12: services.a: ",
+		"services:\n  a:\n    listen: [udp :5300]\n    netns: nosuch\n    guard: {limit: 1kpps}\n":                    "4:12: services.a: ",
+		"filter:\n  - name: f\n    netns: nosuch\n    hook: tcx\n    interfaces: [lo]\n    rules: [{action: drop}]\n": "3:12: filter.f: ",
+		"reroute:\n  - name: r\n    netns: nosuch\n    interface: lo\n    bfd: {peer: 192.0.2.1}\n":                   "3:12: reroute.r: ",
+	} {
+		_, err := w.Plan(t.Context(), w.config("%s", text))
+		if err == nil || !strings.HasPrefix(err.Error(), "weir.yaml:"+want+`netns: network namespace "nosuch": /run/netns/nosuch: file does not exist`) {
+			t.Errorf("%s\n%v", text, err)
+		}
 	}
 }
 

@@ -131,7 +131,7 @@ func (w *follower) located(ctx context.Context, names []string) error {
 		}
 		ns, certain, err := w.spec.Services[name].FindNetns(ctx)
 		if err != nil {
-			return fmt.Errorf("services.%s: network namespace: %w", name, err)
+			return w.spec.Services[name].Pos.Errorf("services.%s: netns: %w", name, err)
 		}
 		ns.Close()
 		if !certain {

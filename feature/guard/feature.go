@@ -55,7 +55,7 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 	for _, s := range want.Services {
 		ns, _, err := s.FindNetns(ctx)
 		if err != nil {
-			return plan, fmt.Errorf("services.%s: network namespace: %w", s.Name, err)
+			return plan, s.Spec.Pos.Errorf("services.%s: netns: %w", s.Name, err)
 		}
 		t := target{published{Service: s, Netns: reference(s, ns)}, guards.Name(kernel.ScopeOf(ns), s.Name), ns.ID()}
 		err = t.warnOfInterfaces(&plan, ns, have)

@@ -18,6 +18,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/bfd/peers"
 	"github.com/weir-project/weir/feature/reroute/liveness"
 	"github.com/weir-project/weir/feature/reroute/protect"
+	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/instances"
 )
@@ -109,8 +110,28 @@ func ReadState(ctx context.Context, r *kernel.Root) (State, error) {
 // State implements feature.Feature.
 func (Feature) State(ctx context.Context, r *kernel.Root) (State, error) { return ReadState(ctx, r) }
 
+// findNetns returns an error with its position for a path of a missing network namespace.
+func (c *Config) findNetns() error {
+	found := map[string]bool{}
+	for _, p := range c.Paths {
+		if found[p.Netns] {
+			continue
+		}
+		ns, err := netns.Open(p.Netns)
+		if err != nil {
+			return p.Pos.Errorf("reroute.%s: netns: %w", p.Name, err)
+		}
+		ns.Close()
+		found[p.Netns] = true
+	}
+	return nil
+}
+
 // Plan implements feature.Feature. Repairs come first, so a link found down already has them.
 func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan, error) {
+	if err := want.findNetns(); err != nil {
+		return feature.Plan{}, err
+	}
 	plan, err := protect.Plan(ctx, have.protect, want.protection())
 	if err != nil {
 		return plan, err

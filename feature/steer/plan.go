@@ -19,6 +19,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/hook"
 	"github.com/weir-project/weir/kernel/instances"
@@ -86,7 +87,7 @@ func checkLimits(have state.State, want []target) error {
 			return t.service.Spec.Pos.Errorf("services.%s is one too many: engine %s supports %d services per network namespace (%s), including services removed by this change: merge or remove some first", t.service.Name, kind, spec.MaxServices, t.netns)
 		}
 		if now.rows > spec.MaxRows {
-			return t.service.Spec.Pos.Errorf("services.%s has too many slots: engine %s supports %d slots per network namespace (%s), including slots removed by this change: lower slots, or remove services first", t.service.Name, kind, spec.MaxRows, t.netns)
+			return t.service.Spec.Pos.Errorf("services.%s has too many slots: engine %s supports %s per network namespace (%s), including slots removed by this change: lower slots, or remove services first", t.service.Name, kind, printable.Count(spec.MaxRows, "slot"), t.netns)
 		}
 		now.rows -= freed
 		used[at] = now
@@ -110,7 +111,7 @@ func warnAbout(s *state.Service, plan *feature.Plan, t target) {
 		plan.Warn("slot %d of service %s is drained until weir steer undrain %s --slot %d", slot, s.Name, s.Name, slot)
 	}
 	if n := len(p.Moved) + len(p.Placed); n > 0 {
-		plan.Warn("%d devices and %d buckets of service %s stay moved by weir steer move: weir steer status lists them", len(p.Moved), len(p.Placed), s.Name)
+		plan.Warn("%s and %s of service %s stay moved by weir steer move: weir steer status lists them", printable.Count(len(p.Moved), "device"), printable.Count(len(p.Placed), "bucket"), s.Name)
 	}
 	if gone := len(s.Record.Moved) - len(p.Moved) + len(s.Record.Placed) - len(p.Placed); gone > 0 {
 		plan.Warn("%d moves of service %s are forgotten because their slots are removed", gone, s.Name)
@@ -150,7 +151,7 @@ func (Feature) Plan(ctx context.Context, have state.State, want spec.Config) (fe
 	for _, s := range want.Services {
 		ns, _, err := s.FindNetns(ctx)
 		if err != nil {
-			return plan, fmt.Errorf("services.%s: network namespace: %w", s.Name, err)
+			return plan, s.Spec.Pos.Errorf("services.%s: netns: %w", s.Name, err)
 		}
 		t := newTarget(s, ns)
 		ns.Close()
@@ -263,8 +264,8 @@ func planService(ctx context.Context, plan *feature.Plan, have state.State, t ta
 		if err := t.takeover(ctx, plan, have, nil, kind); err != nil {
 			return err
 		}
-		plan.Add(t.batch.step(t.scope, t.service.Name, feature.Step{Verb: "create", Object: object, Detail: fmt.Sprintf("%d slots by %s on %s, in %s",
-			t.service.Slots, t.service.By, listens(t.service), t.netns),
+		plan.Add(t.batch.step(t.scope, t.service.Name, feature.Step{Verb: "create", Object: object, Detail: fmt.Sprintf("%s by %s on %s, in %s",
+			printable.Count(t.service.Slots, "slot"), t.service.By, listens(t.service), t.netns),
 			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) { return "", t.publish(ctx, l) }}))
 		planMembers(plan, t, nil)
 		return nil

@@ -90,6 +90,8 @@ func anyServed(s *state.Service) bool { return slices.ContainsFunc(s.Slots, slot
 // remedy returns the remedy for an empty slot.
 func remedy(p *record.Service, slot int) string {
 	switch {
+	case p.Service.Member(slot) == nil && p.Service.Slots == 1:
+		return "name a member for it"
 	case p.Service.Member(slot) == nil:
 		return "name a member for it, or set its weight to 0"
 	case p.Service.OnEmpty == spec.Next:

@@ -20,7 +20,7 @@ func PlanAll(ctx context.Context, have State, wants []Config) (plan feature.Plan
 	for _, w := range wants {
 		ns, err := netns.Open(w.Netns)
 		if err != nil {
-			return plan, fmt.Errorf("network namespace: %w", err)
+			return plan, fmt.Errorf("reroute: %w", err)
 		}
 		scope := netnsScope(ns)
 		ns.Close()

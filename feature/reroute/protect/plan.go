@@ -32,7 +32,7 @@ func Plan(ctx context.Context, have State, want Config) (plan feature.Plan, err 
 	for _, ref := range namespaces(want) {
 		ns, err := open(ref)
 		if err != nil {
-			return plan, fmt.Errorf("reroute: network namespace: %w", err)
+			return plan, fmt.Errorf("reroute: %w", err)
 		}
 		w := scopeSpec{Netns: ref, ID: ns.ID()}
 		if ref == "" {
