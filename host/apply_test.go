@@ -226,10 +226,10 @@ func TestGroupOfPins(t *testing.T) {
 func TestMissingNetnsIsNamed(t *testing.T) {
 	w := newWorld(t)
 	for text, want := range map[string]string{
-		"services:\n  a:\n    listen: [udp :5300]\n    netns: nosuch\n    steer: {slots: 1}\n":                        "4:12: services.a: ",
-		"services:\n  a:\n    listen: [udp :5300]\n    netns: nosuch\n    guard: {limit: 1kpps}\n":                    "4:12: services.a: ",
-		"filter:\n  - name: f\n    netns: nosuch\n    hook: tcx\n    interfaces: [lo]\n    rules: [{action: drop}]\n": "3:12: filter.f: ",
-		"reroute:\n  - name: r\n    netns: nosuch\n    interface: lo\n    bfd: {peer: 192.0.2.1}\n":                   "3:12: reroute.r: ",
+		"services:\n  a:\n    listen: [udp :5300]\n    netns: nosuch\n    steer: {slots: 1}\n":                                    "4:12: services.a: ",
+		"services:\n  a:\n    listen: [udp :5300]\n    netns: nosuch\n    guard: {limit: 1kpps}\n":                                "4:12: services.a: ",
+		"filter:\n  - name: f\n    netns: nosuch\n    hook: tcx\n    interfaces: [lo]\n    rules: [{match: udp, action: drop}]\n": "3:12: filter.f: ",
+		"reroute:\n  - name: r\n    netns: nosuch\n    interface: lo\n    bfd: {peer: 192.0.2.1}\n":                               "3:12: reroute.r: ",
 	} {
 		_, err := w.Plan(t.Context(), w.config("%s", text))
 		if err == nil || !strings.HasPrefix(err.Error(), "weir.yaml:"+want+`netns: network namespace "nosuch": /run/netns/nosuch: file does not exist`) {

@@ -136,7 +136,7 @@ func TestFilterTest(t *testing.T) {
 	s.run(0, `2 packets, by the kernel \(2 by the interpreter, because the kernel rejects them\)\nRULE.*\n1 +count +2 +56 B +udp or eth\n`, "filter", "test", "udp or eth", "-r", capture)
 	s.run(0, `(?s).* 2 +56 B +ip.src in \$nets\n`, "filter", "test", "ip.src in $nets", "--list", "nets="+filepath.Join(dir, "nets"), "-r", capture)
 	s.run(1, `(?s)1 packet, .* 1 +28 B +udp\nweir: .*x.pcap.cut: the capture is cut short: packet 2 is incomplete\n`, "filter", "test", "udp", "-r", capture+".cut")
-	s.run(0, `3 packets, by the kernel \(2 by the interpreter.*\)\n1 packets cut by .*: lengths are those on the wire\n1 packets undecided: .*tcpdump -s 0\)\n1 empty records: .*\n`+
+	s.run(0, `3 packets, by the kernel \(2 by the interpreter.*\)\n1 packet cut by .*: lengths are those on the wire\n1 packet undecided: .*tcpdump -s 0\)\n1 empty record: .*\n`+
 		`RULE +ACTION +PACKETS +BYTES +UNDECIDED +MATCH\n1 +count +1 +28 B +1 +udp.dstport == 53\n2 +count +2 +56 B +0 +ip.len == 28\n`, "filter", "test", "udp.dstport == 53", "ip.len == 28", "-r", capture+".snap")
 	s.run(2, `weir: column 1: there is no list "nets": name its file, .*`, "filter", "test", "ip.src in $nets", "-r", capture)
 	stdin, err := os.Open(capture)

@@ -111,7 +111,7 @@ func TestApplyStatusRemove(t *testing.T) {
 	outage := `slot 1 of service telemetry would stay empty \(on_empty: reject\) and get 50 % of the traffic of process \d+ \(.*\) at .*: no member is configured: name a member for it, or set its weight to 0\n`
 	s.run(0, "would "+create+"would "+adopt+"outage: "+outage, "apply", "-f", file, "--dry-run")
 	s.run(1, "weir: the change would take served traffic or working protection away; nothing was changed:\n  "+outage+"fix the reason, or give --allow-outage\n", "apply", "-f", file)
-	s.run(0, `no services: .*`, "status")
+	s.run(0, `no services, .*`, "status")
 	s.run(0, create+adopt, "apply", "-f", file, "--allow-outage")
 	s.run(0, `nothing to change\n`, "apply", "-f", file)
 	s.run(0, `nothing to change\n`, "apply", "-f", file, "--dry-run")
@@ -124,7 +124,7 @@ func TestApplyStatusRemove(t *testing.T) {
 		t.Errorf("status --json: %v, %+v", err, st)
 	}
 	s.run(0, "", "remove")
-	s.run(0, `no services: .*`, "status")
+	s.run(0, `no services, .*`, "status")
 	s.run(2, `weir: no feature "garde": want one of steer, guard, filter, keeper, reroute, lb, backend\n`, "remove", "garde")
 }
 

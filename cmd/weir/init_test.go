@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/reroute/frrtest"
 	"github.com/weir-project/weir/host"
@@ -112,8 +115,12 @@ nft add rule inet fw in meta l4proto udp limit rate 1000/second accept`).Combine
 		t.Fatalf("%v: %s", err, out)
 	}
 	t.Cleanup(func() { _ = exec.Command("sh", "-c", "ip link del eth1; nft delete table inet fw").Run() }) // of the namespace of all tests
+	if err := errors.Join(os.MkdirAll("/etc/pmacct", 0o755), unix.Mount("tmpfs", "/etc/pmacct", "tmpfs", 0, "mode=0755")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount("/etc/pmacct", unix.MNT_DETACH) })
 	for i := range 2 {
-		conf := writeFile(t, dir, fmt.Sprintf("nfacctd-%d.conf", i), fmt.Sprintf("daemonize: false\nnfacctd_ip: 0.0.0.0\nnfacctd_port: 4739\nplugins: print\nprint_output_file: %s/flows-%d\naggregate: src_host\n! the second one has its own pidfile\n", dir, i)+
+		conf := writeFile(t, []string{dir, "/etc/pmacct"}[i], fmt.Sprintf("nfacctd-%d.conf", i), fmt.Sprintf("daemonize: false\nnfacctd_ip: 0.0.0.0\nnfacctd_port: 4739\nplugins: print\nprint_output_file: %s/flows-%d\naggregate: src_host\n! the second one has its own pidfile\n", dir, i)+
 			[]string{"", "pidfile: " + dir + "/own.pid\n"}[i])
 		daemon := realDaemon(t, "nfacctd", "-f", conf)
 		if i == 0 {

@@ -368,7 +368,7 @@ func removeStep(i kernel.Instance, ns string) feature.Step {
 
 // summary describes the filter in one line.
 func (p *published) summary() string {
-	n := fmt.Sprintf("%s", printable.Count(len(p.Filter.Rules), "rule"))
+	n := printable.Count(len(p.Filter.Rules), "rule")
 	if len(p.Filter.Rules) == 1 {
 		n = "1 rule"
 	}

@@ -195,7 +195,10 @@ func (g *gatherer) ownCgroup(p process) string {
 }
 
 // PIDFileSources describes the pidfiles known to this package.
-const PIDFileSources = "/run/*.pid, /run/*/*.pid, its option --pidfile, and pidfile in the configuration of nfacctd, sfacctd or pmacctd"
+const PIDFileSources = "/run/*.pid, /run/*/*.pid, its option --pidfile, and for nfacctd, sfacctd and pmacctd pidfile: in " + pmacctFiles
+
+// pmacctFiles are the configurations of pmacct in Debian.
+const pmacctFiles = "/etc/pmacct/*.conf"
 
 // pidFiles returns the usual files with the PID of a daemon, by PID.
 func pidFiles() map[int]string {
@@ -227,8 +230,11 @@ func namedPIDFile(name string, pid int) string {
 	switch {
 	case slices.Contains(pmacct, name):
 		named = append(named, option(args, "-F"))
-		if c, err := safefile.Read(option(args, "-f"), maxConfiguration); err == nil {
-			named = append(named, pmacctKey(string(c.Data), "pidfile"))
+		files, _ := filepath.Glob(pmacctFiles)                // the pattern is valid
+		for _, f := range append(files, option(args, "-f")) { // the daemon usually overwrites its arguments with a title
+			if c, err := safefile.Read(f, maxConfiguration); err == nil {
+				named = append(named, pmacctKey(string(c.Data), "pidfile"))
+			}
 		}
 	case name == "nfcapd":
 		named = append(named, option(args, "-P"))

@@ -261,7 +261,7 @@ func printOdd(w io.Writer, r filter.TrialResult) {
 		fmt.Fprintf(w, "%d odd records, longer than their packets on the wire: all their bytes are used\n", r.Odd)
 	}
 	if r.Empty > 0 {
-		fmt.Fprintf(w, "%d empty records: packets of no bytes\n", r.Empty)
+		fmt.Fprintf(w, "%s: packets of no bytes\n", fmt.Count(r.Empty, "empty record"))
 	}
 }
 

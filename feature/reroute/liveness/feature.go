@@ -68,7 +68,7 @@ func Plan(_ context.Context, have State, want Config) (plan feature.Plan, err er
 	if err := p.assignIndexes(was.Indexes); err != nil {
 		return plan, err
 	}
-	step := feature.Step{Verb: "create", Object: "liveness of " + ns.String(), Detail: fmt.Sprintf("%s", printable.Count(len(want.Sessions), "session")),
+	step := feature.Step{Verb: "create", Object: "liveness of " + ns.String(), Detail: printable.Count(len(want.Sessions), "session"),
 		Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", p.apply(l) }}
 	if len(want.Sessions) == 0 {
 		step.Object, step.Detail = "tick source of "+ns.String(), fmt.Sprintf("ticks every %s, for others", want.Tick)

@@ -144,7 +144,7 @@ func missing(device string) bool {
 }
 
 func summary(c Config) string {
-	out := fmt.Sprintf("%s", printable.Count(len(c.Sessions), "session"))
+	out := printable.Count(len(c.Sessions), "session")
 	if c.FRR != "" {
 		out += ", and bfdd's at " + c.FRR
 	}
