@@ -10,6 +10,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/inventory"
+	"github.com/weir-project/weir/kernel"
 )
 
 // For returns a filter that counts the packets of the servers in weir's own namespace.
@@ -34,7 +35,11 @@ func For(h inventory.Host) []feature.Suggestion {
 	if rules.Len() == 0 {
 		return nil
 	}
-	return []feature.Suggestion{{Text: "filter:\n  - name: servers\n    hook: nft # beside the host's own ruleset\n    at: input\n    rules:\n" + rules.String(),
+	hook := "netfilter"
+	if kernel.NetfilterLink.Check() != nil {
+		hook = "nft # netfilter needs Linux " + kernel.NetfilterLink.Since
+	}
+	return []feature.Suggestion{{Text: "filter:\n  - name: servers\n    hook: " + hook + "\n    at: input\n    rules:\n" + rules.String(),
 		Reason: []string{"Count the packets of each server: weir filter list. A rule with action: drop or pass decides.",
 			"weir filter test EXPR -r FILE tries an expression on a capture."}}}
 }
