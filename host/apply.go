@@ -126,6 +126,7 @@ func (h *Host) applyLocked(ctx context.Context, l *kernel.WriteLock, c *Config, 
 		return kernel.Stopped(ctx, err, "nothing was changed")
 	}
 	if len(plan.Steps) == 0 && !(u.Waits() && c.Confirm > 0) {
+		h.ended(l)
 		return unread(plan)
 	}
 	if u.Waits() && c.Confirm == 0 {
@@ -140,7 +141,9 @@ func (h *Host) applyLocked(ctx context.Context, l *kernel.WriteLock, c *Config, 
 	if c.Confirm > 0 {
 		return cmp.Or(h.applyUnconfirmed(ctx, l, c.Confirm, plan, u, each), unread(plan))
 	}
-	err = plan.Apply(ctx, l, func(s feature.Step, note string) { each(Done{s, note}) })
+	err = h.underway(l, func() error {
+		return plan.Apply(ctx, l, func(s feature.Step, note string) { each(Done{s, note}) })
+	})
 	if err == nil {
 		err = forgetChange(l) // of a rolled-back change
 	}
@@ -292,5 +295,8 @@ func (h *Host) remove(ctx context.Context, some []feature.Declared, allowOutage 
 	}
 	err = errors.Join(err, h.forgetSaved(l, some))
 	h.noFile(l, some)
+	if err == nil && h.blank() {
+		h.ended(l)
+	}
 	return err
 }

@@ -64,6 +64,7 @@ func (h *Host) Doctor(ctx context.Context) Diagnosis {
 	}
 	d.faults(ctx, h)
 	d.unconfirmed(h)
+	d.halfDone(h)
 	for _, f := range features {
 		d.examine(ctx, h.Root, f)
 	}
@@ -110,6 +111,16 @@ func (d *Diagnosis) unconfirmed(h *Host) {
 		f := u.Finding()
 		d.Findings = append(d.Findings, Finding{Feature: "weir", Check: f.Object, Level: "warning", Text: f.Text, Remedy: f.Remedy})
 	}
+}
+
+// halfDone adds a change made in part by a killed command.
+func (d *Diagnosis) halfDone(h *Host) {
+	half, err := h.HalfDone()
+	if half == nil || err != nil {
+		return // without the right to read the note, nobody knows
+	}
+	f := half.Finding()
+	d.Findings = append(d.Findings, Finding{Feature: "weir", Check: f.Object, Level: "warning", Text: f.Text, Remedy: f.Remedy})
 }
 
 // examine adds a feature's findings about the running host.

@@ -102,6 +102,7 @@ func (p pins) Status(ctx context.Context) (out Status, err error) {
 	if out.Faults, err = p.Faults(ctx); err != nil {
 		return out, err
 	}
+	out.HalfDone, _ = p.HalfDone() // without the right to read the note, nobody knows
 	if out.Unconfirmed, err = p.Unconfirmed(); err != nil {
 		return out, err
 	}

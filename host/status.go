@@ -13,10 +13,11 @@ import (
 )
 
 // Status is the displayed state of all features. Its JSON has a key for each feature with something to show, beside
-// faults and unconfirmed.
+// faults, unconfirmed and half_done.
 type Status struct {
 	Faults      []kernel.Fault // damage to the pins, and foreign programs
 	Unconfirmed *Unconfirmed   // change made by weir apply --confirm
+	HalfDone    *HalfDone      // change made in part by a killed weir apply
 	parts       map[string]any // by feature: its Report, or its JSON from weir serve
 }
 
@@ -24,6 +25,7 @@ type Status struct {
 const (
 	faultsKey      = "faults"
 	unconfirmedKey = "unconfirmed"
+	halfDoneKey    = "half_done"
 )
 
 // Part returns a feature's part with the type of the feature's report. ok is false if it shows nothing.
@@ -78,6 +80,9 @@ func (s Status) MarshalJSON() ([]byte, error) {
 	if s.Unconfirmed != nil {
 		out[unconfirmedKey] = s.Unconfirmed
 	}
+	if s.HalfDone != nil {
+		out[halfDoneKey] = s.HalfDone
+	}
 	return json.Marshal(out)
 }
 
@@ -95,6 +100,8 @@ func (s *Status) UnmarshalJSON(text []byte) error {
 			err = json.Unmarshal(value, &s.Faults)
 		case unconfirmedKey:
 			err = json.Unmarshal(value, &s.Unconfirmed)
+		case halfDoneKey:
+			err = json.Unmarshal(value, &s.HalfDone)
 		default:
 			s.parts[key] = value
 		}

@@ -50,6 +50,9 @@ func (r *Root) lockOwner() string {
 	return fmt.Sprintf("process %s (%s)", pid, processCommand(pid))
 }
 
+// Locked reports whether a process holds the write lock.
+func (r *Root) Locked() bool { return flockOwner(filepath.Join(r.path, lockDir)) != "" }
+
 // flockOwner returns the PID of a directory's flock owner in /proc/locks (proc_locks(5)).
 func flockOwner(path string) string {
 	info, err := os.Stat(path)

@@ -38,5 +38,9 @@ func printStatus(w io.Writer, st host.Status, now time.Time) {
 		f := st.Unconfirmed.Finding()
 		fmt.Fprintf(w, "! %s: %s: %s\n", f.Object, f.Text, f.Remedy)
 	}
+	if st.HalfDone != nil {
+		f := st.HalfDone.Finding()
+		fmt.Fprintf(w, "! %s: %s: %s\n", f.Object, f.Text, f.Remedy)
+	}
 	printSummaries(w, st, now)
 }
