@@ -15,27 +15,21 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/handoff/repair"
 	"github.com/weir-project/weir/feature/handoff/repair/ktlstest"
 	"github.com/weir-project/weir/feature/handoff/sock"
 	"github.com/weir-project/weir/feature/handoff/wire"
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// needKTLS skips the test on kernels without kTLS.
+// needKTLS skips the test on kernels without complete kTLS.
 func needKTLS(t *testing.T) {
 	t.Helper()
-	l := listen(t, "127.0.0.1:0")
-	defer l.Close()
-	c, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	inside(t, c.(*net.TCPConn), func(fd int) {
-		if err := unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_ULP, "tls"); errors.Is(err, unix.ENOENT) {
-			t.Skip("need: kernel with kTLS (CONFIG_TLS, module tls):", err)
+	for _, n := range repair.Needs() {
+		if n.Name == "kTLS" && n.Check() != nil {
+			t.Skip("need: kernel with kTLS:", n.Check())
 		}
-	})
+	}
 }
 
 func inside(t testing.TB, c *net.TCPConn, f func(fd int)) {

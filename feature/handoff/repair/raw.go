@@ -46,7 +46,7 @@ func Needs() []kernel.Need {
 			For: "automatic buffer sizes of moved sessions; without it buffers keep their size"},
 		{Name: "raw sockets", Since: "4.19", Optional: true, Remedy: "run it as root or with CAP_NET_RAW over the network namespace", Probe: probeRaw,
 			For: "retransmitting a session's last data after a move; without it a loss around the move takes seconds to repair"},
-		{Name: "kTLS", Since: "6.0", Optional: true, Remedy: "modprobe tls, or run a kernel with CONFIG_TLS", Probe: probeTLS,
+		{Name: "kTLS", Since: "6.0", Optional: true, Remedy: "modprobe tls, or run a kernel with CONFIG_TLS, Linux 6.0 or newer", Probe: probeTLS,
 			For: "moving sessions with TLS in the kernel; without it this host neither sends nor receives them"},
 	}
 }
@@ -75,14 +75,25 @@ func probeRaw() error {
 	return err
 }
 
-// probeTLS uses an unconnected socket: a kernel with kTLS returns ENOTCONN.
+// probeTLS asks for an option of Linux 6.0, because older kernels hide partially received records. The session for this
+// has no peer and sends nothing (TCP_REPAIR). Without a route to 127.0.0.1 it only asks for kTLS: an unconnected socket
+// gets ENOTCONN.
 func probeTLS() error {
 	return onSocket(func(fd int) error {
-		err := unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_ULP, "tls")
-		if errors.Is(err, unix.ENOTCONN) {
+		secure := func() error { return unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_ULP, "tls") }
+		if err := secure(); !errors.Is(err, unix.ENOTCONN) {
+			return err
+		}
+		if setInt(fd, unix.IPPROTO_TCP, unix.TCP_REPAIR, repairOn) != nil || unix.Connect(fd, &unix.SockaddrInet4{Port: 9, Addr: [4]byte{127, 0, 0, 1}}) != nil {
 			return nil
 		}
-		return err
+		if err := secure(); err != nil {
+			return err
+		}
+		if _, err := unix.GetsockoptInt(fd, unix.SOL_TLS, tlsNoPad); absent(err) {
+			return errors.New("its kTLS hides partially received records")
+		}
+		return nil
 	})
 }
 
