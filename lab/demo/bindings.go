@@ -139,7 +139,7 @@ func (d *binding) million(ctx context.Context) error {
 	}
 	took := time.Since(begin)
 	d.set("192.0.2.0/24 port 80    ──▶ www     127.0.0.1:8080", "192.0.2.128/25 port 80  ──▶ canary  127.0.0.1:8081",
-		fmt.Sprintf("%d addresses     ──▶ www     127.0.0.1:8080", total))
+		fmt.Sprintf("%-22s  ──▶ www     127.0.0.1:8080", fmt.Sprint(total, " addresses")))
 	n, right := d.ask(ctx, prefix.Addr(), total, func(netip.Addr) string { return "www" })
 	d.Check(right == n, "%d of %d addresses drawn from these are answered by www", right, n)
 	d.Sum("%d bindings of single addresses loaded in %.1f s; %d of %d drawn ones answered.", total, took.Seconds(), right, n)
