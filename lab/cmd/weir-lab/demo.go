@@ -22,7 +22,7 @@ import (
 
 // The size of a recorded screen. The tables of weir fit it, and its text is readable on a page.
 const (
-	recordColumns = 120
+	recordColumns = 130
 	recordRows    = 28
 )
 
