@@ -5,9 +5,9 @@ package feature
 import (
 	"encoding/json"
 	"errors"
-	"os"
 
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/users"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/instances"
 )
@@ -116,9 +116,9 @@ func (a Applied[C]) RemoveGone(l *kernel.WriteLock) error { return a.store().Rem
 // RemedyGone is the remedy for an instance of a gone network namespace without an entry in the file.
 const RemedyGone = "run weir apply to remove its remains; a new namespace needs its own apply"
 
-// Gone returns the specs of gone network namespaces. Only root can detect them: other users get none.
+// Gone returns the specs of gone network namespaces. Only root and weir serve can detect them: other users get none.
 func (a Applied[C]) Gone(r *kernel.Root) (out []instances.Record[C], err error) {
-	if os.Geteuid() != 0 {
+	if !users.SeesAll() {
 		return nil, nil
 	}
 	all, _, err := a.store().All(r)

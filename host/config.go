@@ -15,7 +15,9 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/safefile"
 	"github.com/weir-project/weir/internal/strictyaml"
+	"github.com/weir-project/weir/internal/users"
 	"github.com/weir-project/weir/service"
+	"golang.org/x/sys/unix"
 )
 
 // Config is a configuration file. Features declare more keys ([feature.Sectioned]).
@@ -73,7 +75,7 @@ const maxFile = 64 << 20
 func LoadConfig(path string, only ...string) (*Config, error) {
 	name, data, err := safefile.Input(path, maxFile)
 	if err != nil {
-		return nil, fmt.Errorf("read the configuration: %w", err)
+		return nil, fmt.Errorf("read the configuration: %w", users.Lacking(err, unix.CAP_DAC_READ_SEARCH))
 	}
 	return ParseConfig(name, data, only...)
 }

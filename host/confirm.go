@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/users"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -340,7 +341,7 @@ func (h *Host) startWatcher(id string) error {
 	}
 	cmd := WatchCommand(h.Root.Path(), id)
 	// It has its own session and no descriptor of ours: it survives the command and its shell.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.SysProcAttr = users.OwnProgram()
 	cmd.Dir = "/"
 	out, err := cmd.StdoutPipe()
 	if err == nil {

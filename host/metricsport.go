@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/internal/accept"
+	"github.com/weir-project/weir/internal/users"
+	"golang.org/x/sys/unix"
 )
 
 // metricsEvery is the time between two attempts to listen for scrapers.
@@ -50,7 +52,7 @@ func (p *metricsPort) serve(ctx context.Context, public http.Handler) error {
 			p.log.Info("serving /metrics and /healthz", "address", l.Addr().String())
 			return accept.HTTP(ctx, l, public, accept.Options{Name: "metrics", Write: scrapeTime, Log: p.log})
 		case !errors.Is(err, syscall.EADDRINUSE) && !errors.Is(err, syscall.EADDRNOTAVAIL):
-			return fmt.Errorf("serve metrics: %w", err)
+			return fmt.Errorf("serve metrics: %w", users.Lacking(err, unix.CAP_NET_BIND_SERVICE))
 		}
 		p.note(fmt.Errorf("cannot serve metrics: %w", err))
 		select {

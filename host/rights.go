@@ -3,27 +3,23 @@
 package host
 
 import (
+	"os"
+	"slices"
+
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/users"
 	"golang.org/x/sys/unix"
 )
 
-// rights are the capabilities needed by every weir serve. Features add their own (feature.Privileged).
-// examples/weir-serve.service bounds the process to all of them.
+// rights are the capabilities needed by every weir serve with pins. Features add their own ([feature.Privileged]).
+// TestEachRight leaves each of them out. CAP_SYS_ADMIN includes CAP_BPF, CAP_PERFMON and CAP_CHECKPOINT_RESTORE.
 var rights = []feature.Right{
-	{Capability: unix.CAP_BPF, For: "load programs, make maps"},
-	{Capability: unix.CAP_PERFMON, For: "programs with pointers, tracepoints"},
-	{Capability: unix.CAP_SYS_ADMIN, For: "enter network namespaces, open objects by number, mount bpffs; BPF before Linux 5.8"},
-	{Capability: unix.CAP_SYS_CHROOT, For: "enter the mount namespace of a network namespace's name"},
-	{Capability: unix.CAP_SYS_RESOURCE, For: "locked memory of maps before Linux 5.11, more descriptors"},
-	{Capability: unix.CAP_NET_ADMIN, For: "attach; sock_diag; interfaces; SO_MARK, TCP_REPAIR, buffers"},
-	{Capability: unix.CAP_NET_BIND_SERVICE, For: "metrics below port 1024"},
-	{Capability: unix.CAP_SYS_PTRACE, For: "read the namespaces of processes"},
-	{Capability: unix.CAP_DAC_READ_SEARCH, For: "files of other users that the configuration names"},
-	{Capability: unix.CAP_CHOWN, For: "the group of its socket"},
-	{Capability: unix.CAP_FOWNER, For: "the mode of its socket"},
-	{Capability: unix.CAP_IPC_LOCK, For: "locked memory of maps before Linux 5.11"},
-	{Capability: unix.CAP_CHECKPOINT_RESTORE, For: "/proc, by CAP_SYS_ADMIN before Linux 5.9"},
+	{Capability: unix.CAP_SYS_ADMIN, For: "load programs and create maps (kernel.Load), open objects by number (kernel.restoreMaps), enter network namespaces (netns.Do)"},
+	{Capability: unix.CAP_NET_ADMIN, For: "attach programs (kernel/hook), close and list sockets (internal/sockdiag), devices and routes, SO_MARK, TCP_REPAIR"},
+	{Capability: unix.CAP_NET_BIND_SERVICE, For: "listen at ports below 1024 (host.metricsPort, handoff/peer)"},
+	{Capability: unix.CAP_SYS_PTRACE, For: "read namespaces, copy sockets of other users' processes (netns.openIfInode, pidfd.Dup)"},
+	{Capability: unix.CAP_DAC_READ_SEARCH, For: "read the configuration and its files, enter /sys/fs/bpf (mode 700), list /proc/PID/fd"},
+	{Capability: unix.CAP_CHOWN, For: "give pins and sockets to another group than its own (kernel.SetGroup, accept.Permit)"},
 }
 
 // serveRights returns the capabilities of a weir serve with these features, or with all if only is empty.
@@ -33,7 +29,9 @@ func serveRights(only []string) (set uint64) {
 			set |= 1 << r.Capability
 		}
 	}
-	keep(rights)
+	if !slices.Equal(only, []string{"keeper"}) { // it can run from its file alone, without pins (unpinned)
+		keep(rights)
+	}
 	for _, p := range featuresOnly(only) {
 		if f, ok := p.Value.(feature.Privileged); ok {
 			keep(f.Rights())
@@ -42,6 +40,19 @@ func serveRights(only []string) (set uint64) {
 	return set
 }
 
+// rightsOfRoot are kept by root, for pins and records of another user (kernel.Prepare). That user needs none of them: the
+// files are its own.
+const rightsOfRoot = 1<<unix.CAP_FOWNER | 1<<unix.CAP_DAC_OVERRIDE
+
 // DropRights removes the capabilities unused by a weir serve with these features, or with all if only is empty. It
 // affects this process and its children.
-func DropRights(only []string) error { return users.KeepOnly(serveRights(only)) }
+func DropRights(only []string) error {
+	keep := serveRights(only)
+	if os.Geteuid() == 0 {
+		keep |= rightsOfRoot
+		for _, r := range rights { // root's keeper uses the pins, too
+			keep |= 1 << r.Capability
+		}
+	}
+	return users.KeepOnly(keep)
+}

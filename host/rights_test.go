@@ -5,6 +5,7 @@ package host
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -23,36 +24,79 @@ func TestRightsOfSome(t *testing.T) {
 	if !has(unix.CAP_SETUID) || !has(unix.CAP_SETUID, "guard", "steer") || has(unix.CAP_SETUID, "guard") {
 		t.Error("SETUID is for ready.command of steer alone")
 	}
-	if !has(unix.CAP_BPF, "guard") || has(unix.CAP_NET_RAW, "guard") || !has(unix.CAP_NET_RAW, "reroute") {
-		t.Error("guard needs BPF and no raw sockets, reroute needs both")
+	if !has(unix.CAP_SYS_ADMIN, "guard") || has(unix.CAP_NET_RAW, "guard") || !has(unix.CAP_NET_RAW, "reroute") {
+		t.Error("guard loads programs and needs no raw sockets, reroute needs both")
+	}
+	if serveRights([]string{"keeper"}) != 0 {
+		t.Error("the keeper needs no capability")
 	}
 }
 
-// The example units bound weir serve to the capabilities it keeps.
+// unitsOfRoles are the roles of weir serve.
+var unitsOfRoles = map[string][]string{"weir-serve": nil, "handoff/weir-lb": {"lb"}, "handoff/weir-backend": {"backend"}, "handoff/weir-keeper": {"keeper"}}
+
+// The units give weir serve the capabilities it keeps, and no others.
 func TestUnitsHaveTheRights(t *testing.T) {
-	for unit, only := range map[string][]string{"weir-serve": nil, "handoff/weir-lb": {"lb"}, "handoff/weir-backend": {"backend"}, "handoff/weir-keeper": {"keeper"}} {
+	for unit, only := range unitsOfRoles {
 		text, err := os.ReadFile("../examples/" + unit + ".service")
 		if err != nil {
 			t.Fatal(err)
 		}
-		var got, want []string
-		for line := range strings.Lines(string(text)) {
-			if list, ok := strings.CutPrefix(line, "CapabilityBoundingSet="); ok {
-				got = append(got, strings.Fields(list)...)
-			}
-		}
+		var want []string
 		for c, all := 0, serveRights(only); c < len(capabilityNames); c++ {
 			if all>>c&1 == 1 {
 				want = append(want, fmt.Sprint("CAP_", capabilityNames[c]))
 			}
 		}
-		slices.Sort(got)
 		slices.Sort(want)
-		if !slices.Equal(got, want) {
-			t.Errorf("%s has\n%v\nwant\n%v", unit, got, want)
+		for _, set := range []string{"CapabilityBoundingSet=", "AmbientCapabilities="} {
+			var got []string
+			for line := range strings.Lines(string(text)) {
+				if list, ok := strings.CutPrefix(line, set); ok {
+					got = append(got, strings.Fields(list)...)
+				}
+			}
+			slices.Sort(got)
+			if !slices.Equal(got, want) {
+				t.Errorf("%s: %s has\n%v\nwant\n%v", unit, set, got, want)
+			}
+		}
+		for _, line := range []string{"User=weir\n", "\nCapabilityBoundingSet=", "\nNoNewPrivileges=yes\n"} {
+			if !strings.Contains(string(text), line) {
+				t.Errorf("%s has no line %q", unit, line)
+			}
 		}
 		if len(only) > 0 && !strings.Contains(string(text), "--only "+only[0]) {
 			t.Errorf("%s does not run %s alone", unit, only[0])
+		}
+	}
+}
+
+// The exposure of each unit by systemd-analyze is at most 5.0, and as in docs/PRIVILEGES.md.
+func TestExposure(t *testing.T) {
+	tool, err := exec.LookPath("systemd-analyze")
+	if err != nil {
+		t.Skip("need: tool systemd-analyze")
+	}
+	page, err := os.ReadFile("../docs/PRIVILEGES.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for unit := range unitsOfRoles {
+		out, err := exec.Command(tool, "security", "--offline=true", "--threshold=50", "../examples/"+unit+".service").CombinedOutput()
+		_, level, ok := strings.Cut(string(out), "exposure level for ")
+		if strings.Contains(string(out), "unrecognized option") {
+			t.Skip("need: systemd-analyze of systemd 250")
+		}
+		if err != nil || !ok {
+			t.Errorf("%s: %v: %s", unit, err, level)
+			continue
+		}
+		f := strings.Fields(level) // NAME: LEVEL WORD
+		t.Log(f[0], f[1])
+		name := strings.Replace(strings.TrimSuffix(f[0], ":"), "weir-serve", "weir", 1)
+		if row := fmt.Sprintf("| `%s` | %s |", name, f[1]); !strings.Contains(string(page), row) {
+			t.Errorf("docs/PRIVILEGES.md has no row %q", row)
 		}
 	}
 }

@@ -92,7 +92,7 @@ func needExchange(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := exchange(r.path+"/a", r.path+"/b"); errors.Is(err, unix.EINVAL) {
+	if err := r.exchange(r.path+"/a", r.path+"/b"); errors.Is(err, unix.EINVAL) {
 		t.Skip("need: kernel 5.16, for RENAME_EXCHANGE on bpffs")
 	} else if err != nil {
 		t.Fatal(err)

@@ -24,10 +24,10 @@ type filterRecord struct {
 // programs before them. The caller is in their namespace. Like other records, a failure to write it is not an error.
 func (l *WriteLock) NoteFilters(i Instance, filters []Clsact) {
 	path := filepath.Join(l.recordsAt(l.device()), recordName(i))
-	rec, err := readRecord(path)
+	rec, err := l.readRecord(path)
 	if err != nil {
 		l.note(i)
-		rec, err = readRecord(path)
+		rec, err = l.readRecord(path)
 	}
 	if err != nil {
 		return
@@ -105,7 +105,7 @@ func (r *Root) stillLost(i Instance, all []filterRecord) []filterRecord {
 		return nil
 	}
 	time.Sleep(removing)
-	rec, err := readRecord(filepath.Join(r.recordsAt(r.device()), recordName(i)))
+	rec, err := r.readRecord(filepath.Join(r.recordsAt(r.device()), recordName(i)))
 	if err != nil {
 		return nil // removed
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/users"
 )
 
 // Fault is damage to pinned state, or a foreign program that decides before weir's.
@@ -114,7 +115,7 @@ func (c *Checker) Check() ([]Fault, error) {
 	if err != nil {
 		return out, err
 	}
-	recs := c.cache.read(c.root.recordsAt(c.root.device()))
+	recs := c.cache.read(c.root, c.root.recordsAt(c.root.device()))
 	c.open()
 	defer c.close()
 	for _, i := range all {
@@ -173,7 +174,7 @@ func (c *Checker) space(scope string) *netns.Handle {
 func (c *Checker) gone(i Instance, rec record) bool {
 	ns := c.space(i.Scope)
 	if i.Scope == HostScope || ns == nil {
-		return i.Scope != HostScope && os.Geteuid() == 0 // other users may lack access to it
+		return i.Scope != HostScope && users.SeesAll() // other users may lack access to it
 	}
 	was := rec.cookie
 	if rec.Meta == nil {

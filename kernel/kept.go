@@ -17,7 +17,7 @@ func (r *Root) keptPath(name string) string { return filepath.Join(r.recordsPath
 
 // Kept reads a text written by Keep; nil if there is none.
 func (r *Root) Kept(name string) ([]byte, error) {
-	b, err := os.ReadFile(r.keptPath(name))
+	b, err := r.files().ReadFile(r.keptPath(name))
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return nil, nil
@@ -33,7 +33,7 @@ func (l *WriteLock) Keep(name string, text []byte) error {
 	dir := l.recordsPath()
 	err := l.makeRecords(dir)
 	if err == nil {
-		err = l.writeFile(l.keptPath(name), text)
+		err = l.replace(l.keptPath(name), text)
 	}
 	if err != nil {
 		return fmt.Errorf("keep the %s in %s: %w", name, dir, err)
@@ -43,11 +43,11 @@ func (l *WriteLock) Keep(name string, text []byte) error {
 
 // Forget removes a text written by Keep.
 func (l *WriteLock) Forget(name string) error {
-	err := os.Remove(l.keptPath(name))
+	err := l.files().Remove(l.keptPath(name))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	_ = os.Remove(l.recordsPath()) // fails unless empty, as intended
+	_ = l.files().Remove(l.recordsPath()) // fails unless empty, as intended
 	return err
 }
 

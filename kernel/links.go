@@ -28,7 +28,7 @@ func (l *WriteLock) addLink(i Instance, name string, ln Link) error {
 		return fmt.Errorf("pin link %s of %s: %w", name, i, err)
 	}
 	Step("link:pinned")
-	return setRights(path, false, l.gid())
+	return l.setRights(path, false, l.gid())
 }
 
 // RemoveLink detaches a link of a published instance and removes its pin. The kernel releases an unpinned link
@@ -41,7 +41,7 @@ func (l *WriteLock) RemoveLink(i Instance, name string) error {
 		ln.Close()
 		Step("link:detached")
 	}
-	err := os.Remove(path)
+	err := l.files().Remove(path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove link %s of %s: %w", name, i, err)
 	}
@@ -131,7 +131,7 @@ func (l *WriteLock) WithPinned(i Instance, p *ebpf.Program, f func(path string) 
 	if err := c.Pin(path); err != nil {
 		return fmt.Errorf("pin the program of %s: %w", i, err)
 	}
-	defer os.Remove(path)
+	defer func() { _ = l.files().Remove(path) }()
 	Step("program:pinned")
 	return f(path)
 }

@@ -12,7 +12,10 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
+
+	"github.com/weir-project/weir/kernel/internal/confined"
 )
 
 // WriteLock proves that its holder is the only writer of a pin root. Functions that change state are its methods or take
@@ -41,7 +44,7 @@ func (r *Root) Lock(ctx context.Context) (*WriteLock, error) {
 			return nil, err
 		}
 		if l != nil {
-			if err := errors.Join(l.recover(), l.sweep()); err != nil {
+			if err := errors.Join(l.own(), l.recover(), l.sweep()); err != nil {
 				l.Unlock()
 				return nil, fmt.Errorf("recover %s: %w", r.path, err)
 			}
@@ -100,14 +103,16 @@ func (l *WriteLock) Unlock() {
 		}
 		features, _ := l.allNames(filepath.Join(l.path, s))
 		for _, f := range features {
-			os.Remove(filepath.Join(l.path, s, f)) // fails unless empty, as intended
+			l.files().Remove(filepath.Join(l.path, s, f)) // fails unless empty, as intended
 		}
-		inUse = os.Remove(filepath.Join(l.path, s)) != nil || inUse
+		inUse = l.files().Remove(filepath.Join(l.path, s)) != nil || inUse
 	}
 	if !inUse {
 		l.closeRecords(l.device())
-		os.Remove(filepath.Join(l.path, lockDir))
-		os.Remove(l.path)
+		l.files().Remove(filepath.Join(l.path, lockDir))
+		if uid := uid(); uid <= 0 {
+			os.Remove(l.path)
+		} // else its owner could not create it again
 	}
 	l.close()
 }
@@ -121,10 +126,72 @@ func (l *WriteLock) close() {
 	l.dir = nil
 }
 
+// runDir is weir's directory in /run. Pins and records belong to its owner. In the packages that is the user of weir
+// serve, not root.
+func runDir() string { return filepath.Dir(RecordDir) }
+
+// files are the directories of pins and records. Commands of root follow no link of their owner out of them.
+func (r *Root) files() confined.Dirs { return confined.Dirs{r.path, runDir()} }
+
+// uid returns the owner of new pins and records. Only root can choose: -1 is the process's own user.
+func uid() int {
+	st, err := os.Stat(runDir())
+	if err != nil || os.Geteuid() != 0 {
+		return -1
+	}
+	return int(st.Sys().(*syscall.Stat_t).Uid)
+}
+
+func (r *Root) give(path string, mode os.FileMode, gid int) error {
+	return r.files().Give(path, mode, uid(), gid)
+}
+
+// setRights gives a pin or record to the owner and a group.
+func (r *Root) setRights(path string, dir bool, gid int) error {
+	mode := os.FileMode(0o640)
+	if dir {
+		mode = 0o750
+	} else if isLink(filepath.Base(path)) {
+		mode = 0o600
+	}
+	return r.give(path, mode, gid)
+}
+
+// Prepare gives pins, records and weir's directory in /run to a user, and creates them if they are missing. A process of
+// that user then needs no right over files of others. Commands of root leave later pins and records to the same user.
+func (r *Root) Prepare(ctx context.Context, user, group int) error {
+	if err := confined.Prepare(runDir(), user, group); err != nil {
+		return err
+	}
+	l, err := r.Lock(ctx) // with the pins of the previous owner
+	if err != nil {
+		return err
+	}
+	defer l.close() // Unlock would remove an empty directory of pins, and the user could not create it again
+	if err := l.makeRecords(l.recordsPath()); err != nil {
+		return err
+	}
+	return l.SetGroup(cmp.Or(l.gid(), group)) // weir apply chooses another
+}
+
+// own gives pins and records to the owner of weir's directory in /run, if it has changed.
+func (l *WriteLock) own() error {
+	st, err := os.Stat(l.path)
+	if owner := uid(); err != nil || owner == -1 || int(st.Sys().(*syscall.Stat_t).Uid) == owner {
+		return err
+	}
+	if _, err := os.Lstat(RecordDir); err == nil {
+		if err := l.give(RecordDir, 0o755, -1); err != nil {
+			return err
+		}
+	}
+	return l.SetGroup(l.gid())
+}
+
 // SetGroup gives a group read access to all pins and records: directories get mode 0750, maps and files 0640. Links stay
 // private to the owner. The kernel opens a link only for writing, and a writer may detach it.
 func (l *WriteLock) SetGroup(gid int) error {
-	if err := os.Chown(l.path, -1, gid); err != nil {
+	if err := l.give(l.path, 0o750, gid); err != nil {
 		return fmt.Errorf("give %s to group %d: %w", l.path, gid, err)
 	}
 	give := func(path string, d fs.DirEntry, err error) error {
@@ -132,9 +199,12 @@ func (l *WriteLock) SetGroup(gid int) error {
 			return err
 		}
 		if d.Name() == lockDir {
-			return fs.SkipDir // private to the owner
+			if err := l.give(path, 0o700, -1); err != nil { // private to the owner
+				return err
+			}
+			return fs.SkipDir
 		}
-		return setRights(path, d.IsDir(), gid)
+		return l.setRights(path, d.IsDir(), gid)
 	}
 	if err := filepath.WalkDir(l.path, give); err != nil {
 		return err
@@ -145,19 +215,6 @@ func (l *WriteLock) SetGroup(gid int) error {
 		}
 		return err
 	})
-}
-
-func setRights(path string, dir bool, gid int) error {
-	mode := os.FileMode(0o640)
-	if dir {
-		mode = 0o750
-	} else if isLink(filepath.Base(path)) {
-		mode = 0o600
-	}
-	if err := os.Chown(path, -1, gid); err != nil {
-		return err
-	}
-	return os.Chmod(path, mode)
 }
 
 // Interrupted is the error of a change ended by INT or TERM. It wraps the context's error.

@@ -108,7 +108,7 @@ func (r *Root) openPins(o *Opened, handle string, opts *ebpf.LoadPinOptions, map
 			return r.explainOpen(o.dir, err)
 		}
 	}
-	if rec, err := readRecord(filepath.Join(r.recordsAt(r.device()), recordName(o.Instance))); all && err == nil && rec.Dir == fileInode(o.was) {
+	if rec, err := r.readRecord(filepath.Join(r.recordsAt(r.device()), recordName(o.Instance))); all && err == nil && rec.Dir == fileInode(o.was) {
 		for name := range rec.Maps {
 			if !slices.Contains(maps, name) {
 				return fmt.Errorf("%s: %w: %s", filepath.Join(o.dir, mapPrefix+name), ErrDamaged, remedyApply)

@@ -41,12 +41,12 @@ func (l *WriteLock) Publish(i Instance, meta Meta, pins Pins) error {
 	staged, err := l.makeStaged(dir)
 	if err == nil {
 		if err = l.stage(staged, meta, pins); err == nil {
-			if err = commit(staged, dir); err == nil {
+			if err = l.commit(staged, dir); err == nil {
 				l.note(i)
 			}
 		}
 		if err != nil {
-			err = errors.Join(err, removeTree(staged))
+			err = errors.Join(err, l.removeTree(staged))
 		}
 	}
 	if err != nil {
@@ -57,21 +57,21 @@ func (l *WriteLock) Publish(i Instance, meta Meta, pins Pins) error {
 
 // makeStaged creates the staging directory of an instance.
 func (l *WriteLock) makeStaged(dir string) (staged string, err error) {
-	if err := os.MkdirAll(filepath.Dir(dir), 0o750); err != nil {
+	if err := l.files().MkdirAll(filepath.Dir(dir), 0o750); err != nil {
 		return "", err
 	}
 	gid := l.gid()
 	for d := filepath.Dir(dir); d != l.path; d = filepath.Dir(d) {
-		if err := setRights(d, true, gid); err != nil {
+		if err := l.setRights(d, true, gid); err != nil {
 			return "", err
 		}
 	}
 	// Recovery would take leftovers of a failed removal for a replacement half done.
-	if err := removeTree(dir + retireSuffix); err != nil {
+	if err := l.removeTree(dir + retireSuffix); err != nil {
 		return "", err
 	}
 	staged = dir + stagedSuffix
-	if err := os.Mkdir(staged, 0o750); err != nil {
+	if err := l.files().Mkdir(staged, 0o750); err != nil {
 		return "", err
 	}
 	Step("publish:mkdir")
@@ -96,7 +96,7 @@ func (l *WriteLock) stage(staged string, meta Meta, pins Pins) error {
 		if err := Try("publish:pin " + name); err != nil {
 			return err
 		}
-		return setRights(path, false, gid)
+		return l.setRights(path, false, gid)
 	}
 	for _, name := range slices.Sorted(maps.Keys(pins.Maps)) {
 		m := pins.Maps[name]
@@ -119,13 +119,13 @@ func (l *WriteLock) stage(staged string, meta Meta, pins Pins) error {
 	if err := pin(metaPin, m); err != nil {
 		return err
 	}
-	return setRights(staged, true, gid)
+	return l.setRights(staged, true, gid)
 }
 
 // commit moves a complete staging directory into place.
-func commit(staged, dir string) error {
+func (l *WriteLock) commit(staged, dir string) error {
 	Step("publish:staged")
-	err := unix.Renameat2(unix.AT_FDCWD, staged, unix.AT_FDCWD, dir, unix.RENAME_NOREPLACE)
+	err := l.files().Renameat2(staged, dir, unix.RENAME_NOREPLACE)
 	if err == nil {
 		Step("publish:renamed")
 		return nil
@@ -133,10 +133,10 @@ func commit(staged, dir string) error {
 	if !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("move it into place: %w", err)
 	}
-	err = exchange(staged, dir)
+	err = l.exchange(staged, dir)
 	if err == nil {
 		Step("publish:exchanged")
-		return endReplacement(dir, staged) // staged is now the old directory
+		return l.endReplacement(dir, staged) // staged is now the old directory
 	}
 	if !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("exchange it with the old one: %w", err)
@@ -144,33 +144,33 @@ func commit(staged, dir string) error {
 	// Before Linux 5.16 bpffs has no RENAME_EXCHANGE. The first rename records that the staged directory is complete.
 	// Recovery continues from there.
 	old := dir + retireSuffix
-	if err := os.Rename(dir, old); err != nil {
+	if err := l.files().Rename(dir, old); err != nil {
 		return err
 	}
 	Step("publish:retired")
-	if err := os.Rename(staged, dir); err != nil {
+	if err := l.files().Rename(staged, dir); err != nil {
 		return err
 	}
 	Step("publish:replaced")
-	return endReplacement(dir, old)
+	return l.endReplacement(dir, old)
 }
 
 // endReplacement removes the swap record of a replaced instance, then its predecessor. The order matters: recovery takes
 // a swap record for an unfinished upgrade only while a second directory exists.
-func endReplacement(dir, predecessor string) error {
-	if err := os.Remove(filepath.Join(dir, swapPin)); err != nil && !errors.Is(err, os.ErrNotExist) {
+func (l *WriteLock) endReplacement(dir, predecessor string) error {
+	if err := l.files().Remove(filepath.Join(dir, swapPin)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	Step("publish:settled")
-	return removeTree(predecessor)
+	return l.removeTree(predecessor)
 }
 
 // exchange exchanges two directories. kerneltest.WithoutExchange replaces it in tests.
-func exchange(a, b string) error {
+func (r *Root) exchange(a, b string) error {
 	if step.Exchange != nil {
 		return step.Exchange(a, b)
 	}
-	return unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
+	return r.files().Renameat2(a, b, unix.RENAME_EXCHANGE)
 }
 
 // Remove removes an instance: first its name, then its pins. A missing instance is not an error.
@@ -181,13 +181,13 @@ func (l *WriteLock) Remove(i Instance) error {
 	dir := l.dirPath(i)
 	old := dir + retireSuffix
 	l.forget(i)
-	if err := os.Rename(dir, old); errors.Is(err, os.ErrNotExist) {
+	if err := l.files().Rename(dir, old); errors.Is(err, os.ErrNotExist) {
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("remove %s: %w", i, err)
 	}
 	Step("remove:retired")
-	if err := removeTree(old); err != nil {
+	if err := l.removeTree(old); err != nil {
 		return fmt.Errorf("remove %s: %w", i, err)
 	}
 	return nil
@@ -196,8 +196,8 @@ func (l *WriteLock) Remove(i Instance) error {
 // removeTree unpins a directory in a fixed order. First comes the record of an upgrade: without it recovery removes the
 // rest. Then come links: no packet may meet a program after its maps are unpinned. Then comes meta, which was pinned
 // last: if meta exists, all maps exist.
-func removeTree(dir string) error {
-	entries, err := os.ReadDir(dir)
+func (r *Root) removeTree(dir string) error {
+	entries, err := r.files().ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	} else if err != nil {
@@ -205,12 +205,12 @@ func removeTree(dir string) error {
 	}
 	slices.SortStableFunc(entries, func(a, b os.DirEntry) int { return removeOrder(a.Name()) - removeOrder(b.Name()) })
 	for _, e := range entries {
-		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+		if err := r.files().Remove(filepath.Join(dir, e.Name())); err != nil {
 			return err
 		}
 		Step("remove:unpinned")
 	}
-	return os.Remove(dir)
+	return r.files().Remove(dir)
 }
 
 func removeOrder(pin string) int {

@@ -119,7 +119,7 @@ func (l *WriteLock) note(i Instance) {
 			ln.Close()
 		}
 	}
-	if was, err := readRecord(filepath.Join(l.recordsAt(l.device()), recordName(i))); err == nil {
+	if was, err := l.readRecord(filepath.Join(l.recordsAt(l.device()), recordName(i))); err == nil {
 		rec.Filters = was.Filters // they are at devices and have no pins
 	}
 	l.writeRecord(rec)
@@ -138,7 +138,7 @@ func (rec *record) noteLink(name string, ln Link) {
 
 // noteOne changes the record of one instance.
 func (l *WriteLock) noteOne(i Instance, change func(*record)) {
-	rec, err := readRecord(filepath.Join(l.recordsAt(l.device()), recordName(i)))
+	rec, err := l.readRecord(filepath.Join(l.recordsAt(l.device()), recordName(i)))
 	if err != nil {
 		l.note(i)
 		return
@@ -161,7 +161,7 @@ func (l *WriteLock) writeRecord(rec record) {
 		b, err = json.Marshal(rec)
 	}
 	if err == nil {
-		err = l.writeFile(filepath.Join(dir, recordName(rec.Instance)), b)
+		err = l.replace(filepath.Join(dir, recordName(rec.Instance)), b)
 	}
 	if err != nil {
 		l.unrecorded = cmp.Or(l.unrecorded, err)
@@ -175,16 +175,27 @@ func (r *Root) makeRecords(dir string) error {
 		if _, err := os.Stat(d); err == nil {
 			continue // keep the permissions chosen by its creator
 		}
-		if err := errors.Join(os.MkdirAll(d, 0o755), os.Chmod(d, 0o755)); err != nil {
+		if err := r.makePublic(d); err != nil {
 			return err
 		}
 	}
 	for _, d := range []string{r.recordsPath(), dir} {
-		if err := errors.Join(os.MkdirAll(d, 0o750), setRights(d, true, r.gid())); err != nil {
+		if err := errors.Join(r.files().MkdirAll(d, 0o750), r.setRights(d, true, r.gid())); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// makePublic creates weir's directory in /run, or the one of records in it.
+func (r *Root) makePublic(d string) error {
+	if d == runDir() {
+		return errors.Join(os.MkdirAll(d, 0o755), os.Chmod(d, 0o755))
+	}
+	if err := r.files().Mkdir(d, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	return r.give(d, 0o755, -1)
 }
 
 // openRecords creates the directory for the records of the root's file system.
@@ -200,7 +211,12 @@ func (l *WriteLock) openRecords(dir string) error {
 	if err != nil {
 		return err
 	}
-	return l.writeFile(filepath.Join(dir, rootRecordName), b)
+	return l.replace(filepath.Join(dir, rootRecordName), b)
+}
+
+// replace replaces a file of the records atomically.
+func (r *Root) replace(path string, b []byte) error {
+	return r.files().Replace(path, b, func(next string) error { return r.setRights(next, false, r.gid()) })
 }
 
 func mountNamespace() (uint64, error) {
@@ -209,19 +225,10 @@ func mountNamespace() (uint64, error) {
 	return st.Ino, err
 }
 
-// writeFile replaces a file atomically.
-func (r *Root) writeFile(path string, b []byte) error {
-	next := path + ".new"
-	if err := os.WriteFile(next, b, 0o640); err != nil {
-		return err
-	}
-	return errors.Join(setRights(next, false, r.gid()), os.Rename(next, path))
-}
-
 // forget removes the record of an instance before its pins. After a kill in between, the next Lock records it again.
 func (l *WriteLock) forget(i Instance) {
-	os.Remove(filepath.Join(l.recordsAt(l.device()), recordName(i)))
-	os.RemoveAll(l.remarksPath(i))
+	_ = l.files().Remove(filepath.Join(l.recordsAt(l.device()), recordName(i)))
+	_ = l.files().RemoveAll(l.remarksPath(i))
 }
 
 // forgetDir removes the record of the instance in dir, because its form has changed.
@@ -238,7 +245,7 @@ func (l *WriteLock) noteMissing() {
 		return
 	}
 	have := map[string]bool{}
-	entries, _ := os.ReadDir(l.recordsAt(l.device()))
+	entries, _ := l.files().ReadDir(l.recordsAt(l.device()))
 	for _, e := range entries {
 		have[e.Name()] = true
 	}
@@ -259,16 +266,16 @@ func (l *WriteLock) noteMissing() {
 // closeRecords removes the records' directories once they are empty.
 func (l *WriteLock) closeRecords(device uint64) {
 	dir := l.recordsAt(device)
-	entries, err := os.ReadDir(dir)
+	entries, err := l.files().ReadDir(dir)
 	rest := slices.DeleteFunc(entries, func(e os.DirEntry) bool { return e.Name() == rootRecordName || e.Name() == remarksName })
 	if err == nil && len(rest) == 0 {
-		os.RemoveAll(dir)
+		_ = l.files().RemoveAll(dir)
 	}
 	l.closeServing()
 }
 
-func readRecord(path string) (rec record, err error) {
-	b, err := os.ReadFile(path)
+func (r *Root) readRecord(path string) (rec record, err error) {
+	b, err := r.files().ReadFile(path)
 	if err == nil {
 		err = json.Unmarshal(b, &rec)
 	}
@@ -286,9 +293,9 @@ type recordCache map[string]struct {
 }
 
 // read reads all records of a directory.
-func (c recordCache) read(dir string) map[Instance]record {
+func (c recordCache) read(r *Root, dir string) map[Instance]record {
 	out := map[Instance]record{}
-	entries, _ := os.ReadDir(dir)
+	entries, _ := r.files().ReadDir(dir)
 	for _, e := range entries {
 		if e.Name() == rootRecordName || e.IsDir() || strings.HasSuffix(e.Name(), ".new") {
 			continue
@@ -302,7 +309,7 @@ func (c recordCache) read(dir string) map[Instance]record {
 			out[have.rec.Instance] = have.rec
 			continue
 		}
-		rec, err := readRecord(path)
+		rec, err := r.readRecord(path)
 		if err != nil || recordName(rec.Instance) != e.Name() {
 			continue
 		}
@@ -326,7 +333,7 @@ func (r *Root) Known(feature string) ([]Instance, error) {
 	if err != nil {
 		return nil, err
 	}
-	entries, _ := os.ReadDir(r.recordsAt(r.device()))
+	entries, _ := r.files().ReadDir(r.recordsAt(r.device()))
 	for _, e := range entries {
 		f := strings.Split(e.Name(), "+")
 		if len(f) < 3 || f[1] != feature {
@@ -344,7 +351,7 @@ func (r *Root) Known(feature string) ([]Instance, error) {
 // Recorded returns the last published meta of an instance, for an instance with damaged pins. It returns ErrNotExist if
 // there is no record.
 func (r *Root) Recorded(i Instance) (m Meta, err error) {
-	rec, err := readRecord(filepath.Join(r.recordsAt(r.device()), recordName(i)))
+	rec, err := r.readRecord(filepath.Join(r.recordsAt(r.device()), recordName(i)))
 	if err != nil {
 		return m, fmt.Errorf("%s: %w", i, ErrNotExist)
 	}
@@ -364,23 +371,23 @@ func (r *Root) Remark(i Instance, key, text string) {
 	dir := r.remarksPath(i)
 	path := filepath.Join(dir, key)
 	if text == "" {
-		os.Remove(path)
+		_ = r.files().Remove(path)
 		return
 	}
-	if have, err := os.ReadFile(path); err == nil && string(have) == text {
+	if have, err := r.files().ReadFile(path); err == nil && string(have) == text {
 		return
 	}
 	if _, err := os.Stat(filepath.Join(filepath.Dir(filepath.Dir(dir)), rootRecordName)); err != nil {
 		return // nothing is recorded here
 	}
 	if errors.Join(r.makeRecords(filepath.Dir(dir)), r.makeRecords(dir)) == nil {
-		_ = r.writeFile(path, []byte(text))
+		_ = r.replace(path, []byte(text))
 	}
 }
 
 // Remarks returns the text stored by Remark, or "".
 func (r *Root) Remarks(i Instance, key string) string {
-	b, err := os.ReadFile(filepath.Join(r.remarksPath(i), key))
+	b, err := r.files().ReadFile(filepath.Join(r.remarksPath(i), key))
 	if err != nil {
 		return ""
 	}

@@ -43,13 +43,13 @@ func (l *WriteLock) recoverDir(dir string) error {
 		has[n] = true
 	}
 	for _, n := range names {
-		if err := os.Remove(filepath.Join(dir, n, programPin)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := l.files().Remove(filepath.Join(dir, n, programPin)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
 		base, retired := strings.CutSuffix(n, retireSuffix)
 		if retired && !has[base] && has[base+stagedSuffix] {
 			// Killed between the two renames of a replacement: the new directory is complete.
-			if err := os.Rename(filepath.Join(dir, base+stagedSuffix), filepath.Join(dir, base)); err != nil {
+			if err := l.files().Rename(filepath.Join(dir, base+stagedSuffix), filepath.Join(dir, base)); err != nil {
 				return err
 			}
 			l.forgetDir(filepath.Join(dir, base))
@@ -60,7 +60,7 @@ func (l *WriteLock) recoverDir(dir string) error {
 		if base, staged := strings.CutSuffix(n, stagedSuffix); staged && has[n] {
 			err = l.recoverStaged(filepath.Join(dir, base), filepath.Join(dir, n), has[base])
 		} else if base, retired := strings.CutSuffix(n, retireSuffix); retired {
-			err = endReplacement(filepath.Join(dir, base), filepath.Join(dir, n))
+			err = l.endReplacement(filepath.Join(dir, base), filepath.Join(dir, n))
 		}
 		if err != nil {
 			return err
@@ -79,8 +79,8 @@ func (l *WriteLock) recoverStaged(dir, staged string, published bool) error {
 		}
 		if over {
 			l.forgetDir(dir)
-			return commit(staged, dir)
+			return l.commit(staged, dir)
 		}
 	}
-	return endReplacement(dir, staged)
+	return l.endReplacement(dir, staged)
 }

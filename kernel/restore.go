@@ -22,7 +22,7 @@ import (
 func (r *Root) Lost() (out []Instance) {
 	c := NewChecker(r)
 	for _, device := range r.others() {
-		recs := c.cache.read(r.recordsAt(device))
+		recs := c.cache.read(r, r.recordsAt(device))
 		for _, i := range inOrder(recs) {
 			if !c.gone(i, recs[i]) && !slices.Contains(out, i) {
 				out = append(out, i)
@@ -37,7 +37,7 @@ func (r *Root) Lost() (out []Instance) {
 func (l *WriteLock) ForgetLost() {
 	for _, device := range l.others() {
 		if mountedAt(device) == "" {
-			os.RemoveAll(l.recordsAt(device))
+			_ = l.files().RemoveAll(l.recordsAt(device))
 		}
 	}
 }
@@ -49,9 +49,9 @@ func (l *WriteLock) ForgetDamaged(of func(Instance) bool) {
 		return
 	}
 	for _, device := range append(l.others(), l.device()) {
-		for i := range (recordCache{}).read(l.recordsAt(device)) {
+		for i := range (recordCache{}).read(l.Root, l.recordsAt(device)) {
 			if of(i) && (device != l.device() || !slices.Contains(all, i)) {
-				os.Remove(filepath.Join(l.recordsAt(device), recordName(i)))
+				_ = l.files().Remove(filepath.Join(l.recordsAt(device), recordName(i)))
 			}
 		}
 		l.closeRecords(device)
@@ -61,7 +61,7 @@ func (l *WriteLock) ForgetDamaged(of func(Instance) bool) {
 // recorded finds the record of an instance, even on an unmounted file system.
 func (l *WriteLock) recorded(i Instance) (record, bool) {
 	for _, device := range append([]uint64{l.device()}, l.others()...) {
-		if rec, err := readRecord(filepath.Join(l.recordsAt(device), recordName(i))); err == nil {
+		if rec, err := l.readRecord(filepath.Join(l.recordsAt(device), recordName(i))); err == nil {
 			return rec, true
 		}
 	}
@@ -112,11 +112,11 @@ func (l *WriteLock) Restore(i Instance) (lacks []string, err error) {
 
 // makeRestored creates the missing directory of an instance.
 func (l *WriteLock) makeRestored(dir string) error {
-	if err := os.MkdirAll(dir, 0o750); err != nil {
+	if err := l.files().MkdirAll(dir, 0o750); err != nil {
 		return err
 	}
 	for d := dir; d != l.path; d = filepath.Dir(d) {
-		if err := setRights(d, true, l.gid()); err != nil {
+		if err := l.setRights(d, true, l.gid()); err != nil {
 			return err
 		}
 	}
@@ -134,7 +134,7 @@ func (l *WriteLock) restoreMaps(dir string, rec record) (lacks []string, err err
 			lacks = append(lacks, mapPrefix+name)
 			continue
 		}
-		err = errors.Join(m.Pin(path), setRights(path, false, l.gid()))
+		err = errors.Join(m.Pin(path), l.setRights(path, false, l.gid()))
 		m.Close()
 		if err != nil {
 			return lacks, fmt.Errorf("pin %s again: %w", path, err)
@@ -157,7 +157,7 @@ func (l *WriteLock) restoreMeta(dir string, rec record) error {
 		return err
 	}
 	defer m.Close()
-	return errors.Join(m.Pin(path), setRights(path, false, l.gid()))
+	return errors.Join(m.Pin(path), l.setRights(path, false, l.gid()))
 }
 
 // restoreLinks pins living links without a pin, and attaches detached links again.

@@ -21,7 +21,7 @@ func (r *Root) rootFaults() (out []Fault) {
 		out = append(out, Fault{Object: r.path, Kind: FaultRoot, Text: text, Remedy: remedy})
 	}
 	for _, device := range r.others() {
-		n := len(recordCache{}.read(r.recordsAt(device)))
+		n := len(recordCache{}.read(r, r.recordsAt(device)))
 		if n == 0 {
 			continue
 		}
@@ -58,7 +58,7 @@ func (r *Root) readOnly() bool {
 // others returns the file systems previously used by the root, according to their records. It ignores file systems of
 // other mount namespaces.
 func (r *Root) others() (out []uint64) {
-	entries, err := os.ReadDir(r.recordsPath())
+	entries, err := r.files().ReadDir(r.recordsPath())
 	if err != nil {
 		return nil
 	}
@@ -71,7 +71,7 @@ func (r *Root) others() (out []uint64) {
 			continue
 		}
 		var rec rootRecord
-		b, err := os.ReadFile(filepath.Join(r.recordsPath(), e.Name(), rootRecordName))
+		b, err := r.files().ReadFile(filepath.Join(r.recordsPath(), e.Name(), rootRecordName))
 		if err != nil || json.Unmarshal(b, &rec) != nil {
 			continue
 		}
@@ -121,7 +121,7 @@ func mountPoint(path string) string {
 // otherwise create everything again beside working pins.
 func (r *Root) Usable() error {
 	for _, device := range r.others() {
-		if at := mountedAt(device); at != "" && len(recordCache{}.read(r.recordsAt(device))) > 0 {
+		if at := mountedAt(device); at != "" && len(recordCache{}.read(r, r.recordsAt(device))) > 0 {
 			return fmt.Errorf("pin root %s: %w: %s", r.path, ErrCovered, uncover(r.path, at))
 		}
 	}

@@ -19,12 +19,14 @@ const lockDir = "+lock"
 // openLock opens the directory to lock. It returns nil if the root is gone.
 func (r *Root) openLock() (*os.File, error) {
 	path := filepath.Join(r.path, lockDir)
-	if err := os.Mkdir(path, 0o700); errors.Is(err, os.ErrNotExist) {
+	if err := r.files().Mkdir(path, 0o700); errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	} else if err != nil && !errors.Is(err, os.ErrExist) {
 		return nil, fmt.Errorf("lock %s: %w: run as root", r.path, err)
+	} else if err == nil {
+		_ = r.give(path, 0o700, -1) // else root's, and still removable by the owner of the root
 	}
-	dir, err := os.Open(path)
+	dir, err := r.files().OpenDir(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {

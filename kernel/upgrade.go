@@ -90,10 +90,10 @@ func (l *WriteLock) upgrade(dir string, u Upgrade) error {
 		return err
 	}
 	if err := l.goOver(staged, u, rec, swap); err != nil {
-		return errors.Join(err, removeTree(staged))
+		return errors.Join(err, l.removeTree(staged))
 	}
 	Step("upgrade:swapped")
-	if err := commit(staged, dir); err != nil {
+	if err := l.commit(staged, dir); err != nil {
 		return fmt.Errorf("the new program runs, but its pins are not in place yet: the next weir command moves them: %w", err)
 	}
 	return nil
@@ -107,7 +107,7 @@ func (l *WriteLock) goOver(staged string, u Upgrade, rec swapRecord, swap func()
 	}
 	defer m.Close()
 	path := filepath.Join(staged, swapPin)
-	if err := errors.Join(m.Put(uint32(0), rec), m.Pin(path), setRights(path, false, l.gid())); err != nil {
+	if err := errors.Join(m.Put(uint32(0), rec), m.Pin(path), l.setRights(path, false, l.gid())); err != nil {
 		return fmt.Errorf("record the upgrade: %w", err)
 	}
 	Step("upgrade:recorded")

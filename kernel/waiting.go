@@ -102,7 +102,7 @@ func (r *Root) ClaimServing() (release func(), other string) {
 		if r.makeRecords(r.recordsPath()) != nil {
 			break
 		}
-		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o640)
+		f, err := r.files().OpenFile(path, os.O_RDWR|os.O_CREATE, 0o640)
 		if err != nil {
 			continue
 		}
@@ -126,13 +126,13 @@ func (r *Root) ClaimServing() (release func(), other string) {
 // closeServing removes the file of an ended weir serve, and an empty directory of records.
 func (r *Root) closeServing() {
 	dir := r.recordsPath()
-	if all, _ := os.ReadDir(dir); len(all) == 1 && all[0].Name() == servingName {
-		if f, err := os.Open(filepath.Join(dir, servingName)); err == nil {
+	if all, _ := r.files().ReadDir(dir); len(all) == 1 && all[0].Name() == servingName {
+		if f, err := r.files().OpenFile(filepath.Join(dir, servingName), os.O_RDONLY, 0); err == nil {
 			if ok, err := tryFlock(f); err == nil && ok {
-				os.Remove(f.Name())
+				_ = r.files().Remove(filepath.Join(dir, servingName))
 			}
 			f.Close()
 		}
 	}
-	os.Remove(dir) // fails unless empty, as intended
+	_ = r.files().Remove(dir) // fails unless empty, as intended
 }

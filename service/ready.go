@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"strconv"
 	"strings"
@@ -110,9 +111,9 @@ func (r *Ready) Check(ctx context.Context, ns *netns.Handle, a Asked) error {
 	if err := ns.Do(func() error {
 		all = newFamily()
 		if err := id.Confine(); err != nil {
-			return err
+			return users.Lacking(err, unix.CAP_SETPCAP)
 		}
-		return c.Start()
+		return users.Lacking(users.Lacking(c.Start(), unix.CAP_SETGID), unix.CAP_SETUID)
 	}); err != nil {
 		all.end()
 		return fmt.Errorf("%w: cannot start its check: %w", ErrNotReady, err)
@@ -121,6 +122,8 @@ func (r *Ready) Check(ctx context.Context, ns *netns.Handle, a Asked) error {
 	all.end()
 	err = bounded.Run(who, func() error { <-exited; return c.Wait() })
 	switch {
+	case errors.Is(err, bounded.ErrStuck) && int(id.Credential.Uid) != os.Geteuid() && !users.Has(unix.CAP_KILL):
+		return fmt.Errorf("%w: cannot end %s: %w", ErrNotReady, r.Command[0], users.Lacking(unix.EPERM, unix.CAP_KILL))
 	case errors.Is(err, bounded.ErrStuck): // it may still write
 		return fmt.Errorf("%w: SIGKILL does not end %s, because it waits for a file system: %w", ErrNotReady, r.Command[0], err)
 	case late && errors.Is(ctx.Err(), context.DeadlineExceeded):

@@ -115,7 +115,7 @@ process is in the data path.
 	c.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return cli.Usage(fmt.Errorf("%w; see %s --help", flagError(cmd, err), cmd.CommandPath()))
 	})
-	c.AddCommand(doctorCommand(g), applyCommand(g), confirmCommand(g), rollbackCommand(g), statusCommand(g), upgradeCommand(g), removeCommand(g), serveCommand(g), explainCommand(g), setup.Init(g), setup.Examples(), versionCommand(g))
+	c.AddCommand(doctorCommand(g), applyCommand(g), confirmCommand(g), rollbackCommand(g), statusCommand(g), upgradeCommand(g), removeCommand(g), serveCommand(g), prepareCommand(g), explainCommand(g), setup.Init(g), setup.Examples(), versionCommand(g))
 	for _, f := range cli.Features() {
 		for _, own := range f.Commands(g) {
 			own.Annotations = map[string]string{ownerKey: f.Name}

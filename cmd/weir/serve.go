@@ -19,6 +19,7 @@ import (
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/internal/safefile"
+	"github.com/weir-project/weir/internal/users"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -123,6 +124,7 @@ right to pin can run it from the file alone.`,
 			o.Log = cli.NewLog(os.Stderr)
 			kernel.OnWait(logWait(o.Log))
 			safefile.OnWait(logWait(o.Log))
+			kernel.LiftMemlock() // needs CAP_SYS_RESOURCE, and is needed before Linux 5.11
 			if err := host.DropRights(o.Only); err != nil {
 				o.Log.Warn("unneeded capabilities not dropped", "err", err)
 			}
@@ -184,4 +186,25 @@ func (o *serveFlags) resolve(cmd *cobra.Command, g *cli.Globals) error {
 		o.Sockets[name] = path
 	}
 	return nil
+}
+
+func prepareCommand(g *cli.Globals) *cobra.Command {
+	var user string
+	c := &cobra.Command{
+		Use: "prepare", Short: "Give pins and records to the user of weir serve", Args: cobra.NoArgs,
+		Long: `Create the directories of pins and records (/run/weir), and give them with their
+contents to a user. A weir serve of this user then manages them, and needs no right
+over files of root. Later commands of root create pins and records for the same
+user. The units run it before weir serve.`,
+		Example: `  weir prepare --user weir`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			id, err := users.Find(user)
+			if err != nil {
+				return fmt.Errorf("%w: create the user, for example by systemd-sysusers", err)
+			}
+			return g.Host().Root.Prepare(cmd.Context(), int(id.Credential.Uid), int(id.Credential.Gid))
+		},
+	}
+	c.Flags().StringVar(&user, "user", "weir", "the user of weir serve")
+	return c
 }

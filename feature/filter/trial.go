@@ -17,7 +17,9 @@ import (
 	"github.com/weir-project/weir/feature/filter/compile"
 	"github.com/weir-project/weir/feature/filter/expr"
 	"github.com/weir-project/weir/feature/filter/pcap"
+	"github.com/weir-project/weir/internal/users"
 	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
 )
 
 // TrialResult is the result of trying packets on rules.
@@ -81,7 +83,7 @@ func NewTrial(f Filter, interpret bool) (*Trial, error) {
 	}
 	if interpret {
 		t.interpret("requested")
-	} else if os.Geteuid() != 0 {
+	} else if os.Geteuid() != 0 && !users.Has(unix.CAP_BPF) && !users.Has(unix.CAP_SYS_ADMIN) {
 		t.interpret("loading programs requires root")
 	}
 	lists, err := f.readLists()

@@ -12,7 +12,7 @@ var _ feature.Privileged = Feature{}
 // Rights implements feature.Privileged.
 func (Feature) Rights() []feature.Right {
 	return []feature.Right{
-		{Capability: unix.CAP_NET_RAW, For: "probes"},
-		{Capability: unix.CAP_DAC_OVERRIDE, For: "FRR's sockets"},
+		{Capability: unix.CAP_NET_RAW, For: "liveness probes, BFD packets (liveness, bfd/engine)"},
+		{Capability: unix.CAP_DAC_OVERRIDE, For: "connect to sockets of FRR's user (bfd/dplane, audit)"},
 	}
 }

@@ -18,8 +18,10 @@ import (
 	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/pidfd"
+	"github.com/weir-project/weir/internal/users"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
+	"golang.org/x/sys/unix"
 )
 
 // oneSourceAfter is the number of datagrams from a single source that makes doctor suspect a proxy. A single exporter
@@ -83,7 +85,7 @@ func examineDevices(s *state.Service, add func(text, remedy string)) {
 	if s.By != spec.ByDevice || s.DevicesFile == "" {
 		return
 	}
-	if _, err := spec.LoadDevices(s.DevicesFile); err != nil && (os.Geteuid() == 0 || !errors.Is(err, os.ErrPermission)) {
+	if _, err := spec.LoadDevices(s.DevicesFile); err != nil && (os.Geteuid() == 0 || users.Has(unix.CAP_DAC_READ_SEARCH) || !errors.Is(err, os.ErrPermission)) {
 		add(fmt.Sprintf("its devices file is rejected, the previous devices stay: %v", err), "correct the file: weir serve or weir apply reads it again")
 	}
 }

@@ -58,10 +58,10 @@ var _ feature.Privileged = Feature{}
 // Rights implements feature.Privileged.
 func (Feature) Rights() []feature.Right {
 	return []feature.Right{
-		{Capability: unix.CAP_NET_RAW, For: "hear and replay templates"},
-		{Capability: unix.CAP_SETUID, For: "ready.command as the member's user"},
-		{Capability: unix.CAP_SETGID, For: "ready.command with the member's groups"},
-		{Capability: unix.CAP_SETPCAP, For: "ready.command without capabilities beyond the member's"},
-		{Capability: unix.CAP_KILL, For: "end a ready.command, signal the socket holder of a group"},
+		{Capability: unix.CAP_NET_RAW, For: "hear and replay templates (feature/steer/templates)"},
+		{Capability: unix.CAP_SETUID, For: "ready.command as the member's user (service.Ready), sockets of this user (sockholder.newUserSocket)"},
+		{Capability: unix.CAP_SETGID, For: "ready.command with the member's groups (service.Ready)"},
+		{Capability: unix.CAP_SETPCAP, For: "ready.command of a member of root without capabilities beyond the member's (users.Confine)"},
+		{Capability: unix.CAP_KILL, For: "end a ready.command (service.endGroup), signal the socket holder of a group (engine.PokeSocketHolder)"},
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/weir-project/weir/internal/bounded"
+	"github.com/weir-project/weir/internal/users"
 	"golang.org/x/sys/unix"
 )
 
@@ -65,17 +66,17 @@ func findInode(ref string, inode uint64) (*Handle, error) {
 	if ref != "" && ref != name {
 		name = fmt.Sprintf("%s (%s)", ref, name)
 	}
-	return nil, fmt.Errorf("%w: %s: %s", ErrGone, name, whyGone(os.Geteuid()))
+	return nil, fmt.Errorf("%w: %s: %s", ErrGone, name, whyGone(users.SeesAll()))
 }
 
 // RemedyGone is the remedy for instances in a deleted namespace. weir apply rejects a file with
 // such a namespace.
 const RemedyGone = "create it again or remove it from the file, then run weir apply"
 
-// whyGone explains why a user finds no process in a namespace. Root sees all processes of its pid
-// namespace.
-func whyGone(uid int) string {
-	if uid == 0 {
+// whyGone explains why a user finds no process in a namespace. all: the user sees all processes of
+// its pid namespace.
+func whyGone(all bool) string {
+	if all {
 		return "it has no process and no name here: it was probably deleted: " + RemedyGone
 	}
 	return "no process of it is visible to this user: run as root"
@@ -128,7 +129,7 @@ func Gone(scope string, cookie uint64) bool {
 	if err == nil {
 		ns.Close()
 	}
-	return errors.Is(err, ErrGone) && os.Geteuid() == 0
+	return errors.Is(err, ErrGone) && users.SeesAll()
 }
 
 // openIfAt opens a file of nsfs if it has the inode number.

@@ -18,10 +18,10 @@ func TestFindTellsWhatIsGone(t *testing.T) {
 			t.Errorf("%q: %v, %v", ref, ns, err)
 		}
 	}
-	if got := whyGone(0); strings.Contains(got, "run as root") || !strings.HasSuffix(got, ": create it again or remove it from the file, then run weir apply") {
+	if got := whyGone(true); strings.Contains(got, "run as root") || !strings.HasSuffix(got, ": create it again or remove it from the file, then run weir apply") {
 		t.Errorf("root gets %q", got)
 	}
-	if got := whyGone(1000); !strings.Contains(got, "run as root") {
+	if got := whyGone(false); !strings.Contains(got, "run as root") {
 		t.Errorf("another user gets %q", got)
 	}
 }

@@ -81,6 +81,9 @@ func prepareDir(dir string) error {
 		}
 		err = unix.Mount("", dir, "none", unix.MS_SHARED|unix.MS_REC, "")
 	}
+	if errors.Is(err, unix.EPERM) && os.Geteuid() != 0 { // examples/weir-serve.service forbids mounts
+		return fmt.Errorf("make %s a shared mount: %w: run weir apply as root, or systemctl reload weir", dir, err)
+	}
 	if err != nil {
 		return fmt.Errorf("make %s a shared mount: %w", dir, err)
 	}

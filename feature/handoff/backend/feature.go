@@ -105,7 +105,7 @@ func (Feature) Needs(c Config) []kernel.Need {
 
 // Rights implements feature.Privileged.
 func (Feature) Rights() []feature.Right {
-	return []feature.Right{{Capability: unix.CAP_NET_RAW, For: "packet buffering, retransmission after a move"}}
+	return []feature.Right{{Capability: unix.CAP_NET_RAW, For: "packet buffering (handoff/packetbuf), retransmission after a move (handoff/repair)"}}
 }
 
 // State implements feature.Feature.

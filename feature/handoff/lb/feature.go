@@ -97,7 +97,7 @@ func (Feature) Needs(c Config) []kernel.Need {
 
 // Rights implements feature.Privileged.
 func (Feature) Rights() []feature.Right {
-	return []feature.Right{{Capability: unix.CAP_NET_RAW, For: "packet buffering"}}
+	return []feature.Right{{Capability: unix.CAP_NET_RAW, For: "packet buffering (handoff/packetbuf)"}}
 }
 
 // State implements feature.Feature.

@@ -14,7 +14,6 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,6 +27,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/internal/accept"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/users"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -197,7 +197,7 @@ func gone(root *kernel.Root, inst kernel.Instance) bool {
 	if err == nil {
 		ns.Close()
 	}
-	return os.Geteuid() == 0 && errors.Is(err, netns.ErrGone)
+	return users.SeesAll() && errors.Is(err, netns.ErrGone)
 }
 
 // Unread returns an error about unreadable load balancers, nil if there are none. [Statuses] omits them.

@@ -78,7 +78,11 @@ func Again[K comparable](open func() (*Device[K], error)) (d *Device[K], err err
 func New[K comparable](name string, stays bool, of func(from, to netip.AddrPort, proto uint8) (K, bool)) (*Device[K], error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, fmt.Errorf("%w: /dev/net/tun: %w (the kernel needs CONFIG_TUN)", errDevice, err)
+		remedy := "the kernel needs CONFIG_TUN"
+		if errors.Is(err, os.ErrPermission) {
+			remedy = "chmod 666 it, as udev does"
+		}
+		return nil, fmt.Errorf("%w: /dev/net/tun: %w (%s)", errDevice, err, remedy)
 	}
 	d := &Device[K]{fd: fd, of: of, buf: make([]byte, maxFrame+vnetHeader), queues: map[K]*queue{}}
 	if d.Ifindex, err = setUp(fd, name, stays); err != nil {

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/internal/users"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -72,7 +73,7 @@ func probeRaw() error {
 	if err == nil {
 		unix.Close(fd)
 	}
-	return err
+	return users.Lacking(err, unix.CAP_NET_RAW)
 }
 
 // probeTLS asks for an option of Linux 6.0, because older kernels hide partially received records. The session for this

@@ -129,13 +129,11 @@ func (s *instance) dropUnused(routes []route) error {
 }
 
 func openHelper(scope string) (*netns.Handle, error) {
-	h, err := netns.Create(helperName + scope)
-	if errors.Is(err, os.ErrExist) {
-		if h, err = netns.Open(helperName + scope); err != nil {
-			// The name is left from a crash between the creation of the file and of the namespace.
-			_ = netns.Delete(helperName + scope)
-			h, err = netns.Create(helperName + scope)
-		}
+	h, err := netns.Open(helperName + scope)
+	if err != nil {
+		// The name is missing, or left from a crash between the creation of the file and of the namespace.
+		_ = netns.Delete(helperName + scope)
+		h, err = netns.Create(helperName + scope)
 	}
 	if err != nil {
 		return nil, err

@@ -6,11 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
-	"syscall"
 	"time"
 
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/pidfd"
+	"github.com/weir-project/weir/internal/users"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
 )
@@ -60,7 +60,7 @@ func (e *Engine) spawnSocketHolder(there func() bool) error {
 	}
 	cmd := SocketHolderCommand(e.Lock.Path(), e.Scope, e.Kind)
 	// A new session and no inherited descriptors: the holder outlives this command.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.SysProcAttr = users.OwnProgram()
 	cmd.Dir = "/"
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start socket holder: %w", err)

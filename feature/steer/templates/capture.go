@@ -16,6 +16,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/users"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
 )
@@ -82,7 +83,7 @@ func (c *templateCapture) open(proto uint16) error {
 	// Without a protocol the socket receives nothing until its filter is attached.
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
-		return err
+		return fmt.Errorf("open packet socket: %w", users.Lacking(err, unix.CAP_NET_RAW))
 	}
 	c.sockets = append(c.sockets, os.NewFile(uintptr(fd), "packet socket"))
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, c.c.Programs[bpf.TemplatesProgTemplatesFilter].FD()); err != nil {

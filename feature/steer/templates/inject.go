@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/internal/users"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
 )
@@ -54,7 +55,7 @@ func newInjector() (*injector, error) {
 			continue // a host without IPv6
 		} else if err != nil {
 			in.Close()
-			return nil, fmt.Errorf("open raw socket: %w", err)
+			return nil, fmt.Errorf("open raw socket: %w", users.Lacking(err, unix.CAP_NET_RAW))
 		}
 		in.Raw[v4] = fd
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/accept"
+	"github.com/weir-project/weir/internal/users"
 )
 
 // Engine runs sessions. Calls are serialized. They should not block, because bfdd waits while it asks for counters.
@@ -211,7 +212,7 @@ func (c *Client) dial(ctx context.Context) (*conn, error) {
 	var d net.Dialer
 	n, err := d.DialContext(ctx, c.network, c.address)
 	if err != nil {
-		return nil, err
+		return nil, users.Lacking(err, unix.CAP_DAC_OVERRIDE) // the socket's directory is of FRR's user
 	}
 	if err := c.check(ctx, n); err != nil {
 		n.Close()

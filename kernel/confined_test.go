@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+// ownRecords gives the test a directory of records of its own, as below /run.
+func ownRecords(t *testing.T) {
+	t.Helper()
+	nstest.NeedRoot(t)
+	was := RecordDir
+	RecordDir = filepath.Join(t.TempDir(), "weir", "records")
+	t.Cleanup(func() { RecordDir = was })
+}
+
+// Root's commands follow no link of the user of weir serve.
+func TestLinksOfTheOwner(t *testing.T) {
+	ownRecords(t)
+	r := newRoot(t)
+	if err := r.Prepare(t.Context(), nobody, nobody); err != nil {
+		t.Fatal(err)
+	}
+	secret := t.TempDir()
+	file := filepath.Join(secret, "file")
+	if err := errors.Join(os.WriteFile(file, []byte("secret"), 0o600), os.Chmod(secret, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	untouched := func(what string) {
+		t.Helper()
+		text, err := os.ReadFile(file)
+		entries, derr := os.ReadDir(secret)
+		if err != nil || derr != nil || string(text) != "secret" || len(entries) != 1 {
+			t.Errorf("%s: %q, %v, %v, %v", what, text, err, entries, derr)
+		}
+		for path, mode := range map[string]os.FileMode{file: 0o600, secret: 0o700} {
+			if st, err := os.Lstat(path); err != nil || st.Mode().Perm() != mode || st.Sys().(*syscall.Stat_t).Uid != 0 {
+				t.Errorf("%s: %s is now %v, %v", what, path, st, err)
+			}
+		}
+	}
+	// work runs every change of records and pins. It may fail.
+	work := func() {
+		l, err := r.Lock(t.Context())
+		if err != nil {
+			return
+		}
+		_ = publish(l, instance, 1)
+		r.Remark(instance, "why", "a reason")
+		_ = errors.Join(l.Keep("change", []byte("text")), l.SetGroup(readers), l.Forget("change"), l.Remove(instance))
+		l.Unlock()
+	}
+	plant := func(what, path, target string) {
+		t.Helper()
+		if err := errors.Join(r.Prepare(t.Context(), nobody, nobody), os.RemoveAll(path), os.Symlink(target, path)); err != nil {
+			t.Fatal(err)
+		}
+		work()
+		untouched(what)
+		if err := os.RemoveAll(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Fatal(err)
+		}
+	}
+	work()
+	plant("the directory of records", RecordDir, secret)
+	plant("the records of a root", r.recordsPath(), secret)
+	plant("a new file", r.keptPath("change")+".new", file)
+	plant("a file", r.keptPath("change"), file)
+	plant("pins of a namespace", filepath.Join(r.path, instance.Scope), secret)
+	work()
+	untouched("at the end")
+}
+
+// Pins and records belong to the owner of weir's directory in /run, also the later ones of root.
+func TestPrepare(t *testing.T) {
+	ownRecords(t)
+	r := newRoot(t)
+	publishOne := func() {
+		t.Helper()
+		l := lock(t, r)
+		defer l.Unlock()
+		if err := publish(l, instance, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	owned := func(uid uint32) {
+		t.Helper()
+		for _, top := range []string{r.path, runDir()} {
+			n := 0
+			if err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
+				if err != nil {
+					return err
+				}
+				n++
+				if info, err := d.Info(); err != nil || info.Sys().(*syscall.Stat_t).Uid != uid {
+					t.Errorf("%s: %v, %v, want owner %d", path, info, err, uid)
+				}
+				return nil
+			}); err != nil || n < 3 {
+				t.Errorf("%s: %d entries, %v", top, n, err)
+			}
+		}
+	}
+	publishOne()
+	owned(0)
+	if err := r.Prepare(t.Context(), nobody, nobody); err != nil {
+		t.Fatal(err)
+	}
+	owned(nobody)
+	publishOne()
+	owned(nobody)
+	l := lock(t, r)
+	err := l.Remove(instance)
+	l.Unlock()
+	if _, serr := os.Stat(r.path); err != nil || serr != nil {
+		t.Errorf("after the last instance, its owner cannot create the directory again: %v, %v", err, serr)
+	}
+}

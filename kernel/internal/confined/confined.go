@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package confined changes files below directories of another user. This user may put a link in place of any file or
+// directory there. All changes go through [os.Root], which follows no link out of the directory.
+package confined
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/weir-project/weir/internal/users"
+	"golang.org/x/sys/unix"
+)
+
+// maxFile is the limit of a file to read, in bytes.
+const maxFile = 64 << 20
+
+// Dirs are the directories. Their parents must belong to root.
+type Dirs []string
+
+// Prepare creates a directory if it is missing, and gives it to a user.
+func Prepare(dir string, user, group int) error {
+	// In a directory of another user the new one could become a link.
+	var above syscall.Stat_t
+	if err := syscall.Stat(filepath.Dir(dir), &above); err != nil {
+		return fmt.Errorf("prepare %s: %w", dir, err)
+	} else if above.Uid != 0 {
+		return fmt.Errorf("prepare %s: user %d owns the directory above: chown it to root", dir, above.Uid)
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil && !os.IsExist(err) {
+		return fmt.Errorf("prepare: %w", err)
+	}
+	if err := os.Lchown(dir, user, group); err != nil {
+		return fmt.Errorf("give %s to user %d: %w: run as root", dir, user, err)
+	}
+	return nil
+}
+
+// of returns the directory of a path.
+func (d Dirs) of(path string) (string, error) {
+	for _, dir := range d {
+		if path == dir || strings.HasPrefix(path, dir+"/") {
+			return dir, nil
+		}
+	}
+	return "", &os.PathError{Op: "open", Path: path, Err: fmt.Errorf("outside %q", []string(d))}
+}
+
+// inside calls f with the directory of a path, and the rest of the path.
+func (d Dirs) inside(path string, f func(dir *os.Root, rel string) error) error {
+	base, err := d.of(path)
+	if err != nil {
+		return err
+	}
+	rel, err := filepath.Rel(base, path)
+	if err != nil {
+		return err
+	}
+	dir, err := os.OpenRoot(base)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return f(dir, rel)
+}
+
+// Remove removes a file or an empty directory.
+func (d Dirs) Remove(path string) error {
+	return d.inside(path, func(dir *os.Root, rel string) error { return dir.Remove(rel) })
+}
+
+// RemoveAll removes a directory with its contents.
+func (d Dirs) RemoveAll(path string) error {
+	return d.inside(path, func(dir *os.Root, rel string) error { return dir.RemoveAll(rel) })
+}
+
+// Mkdir creates a directory.
+func (d Dirs) Mkdir(path string, mode os.FileMode) error {
+	return d.inside(path, func(dir *os.Root, rel string) error { return dir.Mkdir(rel, mode) })
+}
+
+// MkdirAll creates a directory and its parents.
+func (d Dirs) MkdirAll(path string, mode os.FileMode) error {
+	return d.inside(path, func(dir *os.Root, rel string) error { return dir.MkdirAll(rel, mode) })
+}
+
+// Rename renames within one of the directories.
+func (d Dirs) Rename(from, to string) error {
+	return d.inside(from, func(dir *os.Root, rel string) error {
+		base, err := d.of(from)
+		if err == nil {
+			to, err = filepath.Rel(base, to)
+		}
+		if err != nil {
+			return err
+		}
+		return dir.Rename(rel, to)
+	})
+}
+
+// Renameat2 renames within the parent directory of from, with flags.
+func (d Dirs) Renameat2(from, to string, flags uint) error {
+	dir, err := d.OpenDir(filepath.Dir(from))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return unix.Renameat2(int(dir.Fd()), filepath.Base(from), int(dir.Fd()), filepath.Base(to), flags)
+}
+
+// ReadDir returns the entries of a directory, sorted by name.
+func (d Dirs) ReadDir(path string) ([]os.DirEntry, error) {
+	f, err := d.OpenDir(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	out, err := f.ReadDir(-1)
+	slices.SortFunc(out, func(a, b os.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
+	return out, err
+}
+
+// OpenDir opens a directory.
+func (d Dirs) OpenDir(path string) (f *os.File, err error) {
+	err = d.inside(path, func(dir *os.Root, rel string) error {
+		f, err = dir.OpenFile(rel, os.O_RDONLY|syscall.O_DIRECTORY, 0)
+		return err
+	})
+	return f, err
+}
+
+// OpenFile opens a regular file. It does not wait for a FIFO.
+func (d Dirs) OpenFile(path string, flags int, mode os.FileMode) (f *os.File, err error) {
+	err = d.inside(path, func(dir *os.Root, rel string) error {
+		if f, err = dir.OpenFile(rel, flags|syscall.O_NONBLOCK|syscall.O_NOCTTY, mode); err != nil {
+			return err
+		}
+		st, err := f.Stat()
+		if err == nil && !st.Mode().IsRegular() {
+			err = &os.PathError{Op: "open", Path: path, Err: errors.New("not a regular file")}
+		}
+		if err != nil {
+			f.Close()
+		}
+		return err
+	})
+	return f, err
+}
+
+// ReadFile reads a regular file.
+func (d Dirs) ReadFile(path string) ([]byte, error) {
+	f, err := d.OpenFile(path, os.O_RDONLY, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, maxFile))
+}
+
+// Replace replaces a file atomically. give sets the rights of the new one before that.
+func (d Dirs) Replace(path string, b []byte, give func(path string) error) error {
+	next := path + ".new"
+	if err := d.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) { // left by a kill, or a link
+		return err
+	}
+	f, err := d.OpenFile(next, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o640)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	return errors.Join(err, f.Close(), give(next), d.Rename(next, path))
+}
+
+// Give sets mode, owner and group of a file. -1 is the present owner or group. It changes no right that is already
+// there, because a user other than the owner may have none to do so.
+func (d Dirs) Give(path string, mode os.FileMode, uid, gid int) error {
+	return d.inside(path, func(dir *os.Root, rel string) error {
+		info, err := dir.Lstat(rel)
+		if err != nil {
+			return err
+		}
+		if info.Mode()&os.ModeSymlink != 0 {
+			return fmt.Errorf("%s is a symbolic link: remove it", path)
+		}
+		st := info.Sys().(*syscall.Stat_t)
+		if info.Mode().IsRegular() && st.Nlink > 1 && int(st.Uid) != os.Geteuid() {
+			return fmt.Errorf("%s has a second name: remove it", path) // perhaps a file from another directory
+		}
+		if uid == -1 {
+			uid = int(st.Uid)
+		}
+		if info.Mode().Perm() != mode {
+			err = dir.Chmod(rel, mode)
+		}
+		if err == nil && (int(st.Uid) != uid || gid >= 0 && int(st.Gid) != gid) {
+			err = users.Lacking(dir.Lchown(rel, uid, gid), unix.CAP_CHOWN)
+		}
+		return err
+	})
+}
