@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # The life of a package, inside a Debian that it may change: install, first table, upgrade
-# under traffic, remove, purge. /weir contains previous.deb, weir.deb and sink. It runs under a
+# under traffic, remove, purge. /weir contains previous.deb, weir.deb and sink. In previous.deb
+# weir serve runs as root. Under systemd the units of a fresh installation follow (units-test.sh). It runs under a
 # booted systemd (vm/systemd) or without one (release/chroot). Prints one line per check and
 # exits with 1 if one failed.
 set -uo pipefail
@@ -144,6 +145,33 @@ nothing_lost() {
 	fi
 }
 
+runs_as() { [ "$(stat -c %U "/proc/$(systemctl show --property MainPID --value weir)")" = "$1" ]; }
+
+# bounded compares the capabilities of weir serve with its unit, and finds none for its children.
+bounded() {
+	local status
+	status=/proc/$(systemctl show --property MainPID --value weir)/status
+	grep -E '^Cap(Prm|Eff|Bnd|Amb|Inh)' "$status"
+	[ "$(awk '/^CapEff/ {print $2}' "$status")" = "$(awk '/^CapBnd/ {print $2}' "$status")" ] && grep -q '^CapAmb:.0*$' "$status" && grep -q '^CapInh:.0*$' "$status"
+}
+
+as_group() { setpriv --reuid 4242 --regid "$(getent group weir | cut -d: -f3)" --clear-groups weir status; }
+
+# shared changes the file, and applies it by root and by weir serve in turn. All pins stay of user weir.
+shared() {
+	sed -i 's/slots: 2/slots: 2, backlog: 200/' /etc/weir/weir.yaml && weir apply -f /etc/weir/weir.yaml &&
+		sed -i 's/backlog: 200/backlog: 300/' /etc/weir/weir.yaml && systemctl kill --signal HUP weir &&
+		eventually 20 nothing_to_apply && all_of_weir
+}
+
+all_of_weir() {
+	local others
+	others=$(find /sys/fs/bpf/weir /run/weir ! -user weir)
+	[ -z "$others" ] || { echo "not of user weir: $others"; return 1; }
+}
+
+nothing_to_apply() { weir apply --dry-run -f /etc/weir/weir.yaml | grep -i nothing; }
+
 version_is() { [[ $(weir version) == "weir $1,"* ]] || { weir version; return 1; }; }
 upgraded() { weir upgrade >/tmp/said 2>&1 && said "nothing"; }
 same_pid() { [ "$(systemctl show --property MainPID --value weir)" = "$pid" ]; }
@@ -163,6 +191,7 @@ check "two members share an address" members
 check "weir apply --dry-run" configuration
 check "weir serve starts" start
 check "both slots serve" eventually 30 full
+[ -z "$systemd" ] || check "weir serve runs as root" runs_as root
 check "weir status" weir status
 check "weir names the member of each source" expected
 check "this member answers" each_source
@@ -185,6 +214,14 @@ check "its programs too" upgraded
 check "both slots serve" eventually 30 full
 check "no question was lost" nothing_lost
 check "the members are the same" each_source
+if [ -n "$systemd" ]; then
+	check "weir serve runs as user weir" runs_as weir
+	check "with the unit's capabilities and no more" bounded
+	check "all pins and records are of user weir" all_of_weir
+	check "weir status of the group" as_group
+	check "root's apply and serve share pins" shared
+	check "the members are still the same" each_source
+fi
 
 check "a service depends on weir" bound_member
 check "the removal of the package is refused" refused
@@ -207,4 +244,8 @@ check "no enabled unit" gone /etc/systemd/system/multi-user.target.wants/weir.se
 check "no configuration" gone /etc/weir
 check "no runtime files" gone /run/weir
 check "the members still answer" any_answers
+if [ -n "$systemd" ]; then
+	kill "$(cat /run/member-0.pid)" "$(cat /run/member-1.pid)"
+	. /weir/units-test.sh
+fi
 exit $failed

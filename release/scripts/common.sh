@@ -14,9 +14,17 @@ allowed() {
 	[ ! -x /usr/sbin/policy-rc.d ] || /usr/sbin/policy-rc.d "$1" "$2" || [ $? != 101 ]
 }
 
+# accounts creates the user of weir serve, and its directory.
+accounts() {
+	if command -v systemd-sysusers >/dev/null; then
+		systemd-sysusers weir.conf && systemd-tmpfiles --create weir.conf || true
+	fi
+}
+
 # installed exchanges the BPF programs under traffic, then the running daemons. Only the
 # programs change: pins, members and sessions stay.
 installed() {
+	accounts
 	with_systemd daemon-reload || true
 	if [ -d /sys/fs/bpf/weir ]; then
 		weir upgrade || echo "weir: the programs of the previous version stay in force: see above, then run: weir upgrade" >&2
@@ -47,5 +55,6 @@ removing() {
 		with_systemd --quiet stop "$unit" 2>/dev/null || true # enabled units start again after an installation
 	done
 	[ ! -d /sys/fs/bpf/weir ] || weir remove || true # a daemon may have attached again
+	rmdir /sys/fs/bpf/weir 2>/dev/null || true # user weir's own stays when empty
 	echo "weir: removed its programs and pins: the kernel's own behaviour is back. /etc/weir stays."
 }
