@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/handoff/repair"
-	"github.com/weir-project/weir/internal/accept"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/internal/pidfd"
@@ -85,7 +84,7 @@ var operations = map[uint]operation{
 			return err
 		}
 		defer l.Close()
-		return accept.Permit(path, memberUser, 0o660)
+		return permit(path, memberUser)
 	}},
 	unix.CAP_DAC_OVERRIDE: {"lacks CAP_DAC_OVERRIDE", func(_ int, dir string) error {
 		c, err := net.Dial("unix", filepath.Join(dir, "bfdd.sock")) // as dplane.Client does

@@ -19,6 +19,7 @@ import (
 	"github.com/weir-project/weir/internal/accept"
 	"github.com/weir-project/weir/internal/users"
 	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
 )
 
 // defaultGroup may read weir's pins, if the group exists and the configuration names no other.
@@ -100,7 +101,7 @@ func (h *Host) followGroup(ctx context.Context, path string, log *slog.Logger) {
 			continue
 		}
 		text := ""
-		if err := accept.Permit(path, gid, 0o660); err != nil {
+		if err := permit(path, gid); err != nil {
 			text = err.Error()
 		} else {
 			log.Info("another group may read", "socket", path, "group", users.GroupName(gid))
@@ -109,6 +110,11 @@ func (h *Host) followGroup(ctx context.Context, path string, log *slog.Logger) {
 			log.Warn("group of the socket not changed", "socket", path, "group", users.GroupName(gid), "err", text)
 		}
 	}
+}
+
+// permit gives the socket of weir serve to the group of readers.
+func permit(path string, gid int) error {
+	return users.Lacking(accept.Permit(path, gid, 0o660), unix.CAP_CHOWN)
 }
 
 func groupOf(f os.FileInfo) int { return int(f.Sys().(*syscall.Stat_t).Gid) }

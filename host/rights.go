@@ -19,7 +19,7 @@ var rights = []feature.Right{
 	{Capability: unix.CAP_NET_BIND_SERVICE, For: "listen at ports below 1024 (host.metricsPort, handoff/peer)"},
 	{Capability: unix.CAP_SYS_PTRACE, For: "read namespaces, copy sockets of other users' processes (netns.openIfInode, pidfd.Dup)"},
 	{Capability: unix.CAP_DAC_READ_SEARCH, For: "read the configuration and its files, enter /sys/fs/bpf (mode 700), list /proc/PID/fd"},
-	{Capability: unix.CAP_CHOWN, For: "give pins and sockets to another group than its own (kernel.SetGroup, accept.Permit)"},
+	{Capability: unix.CAP_CHOWN, For: "give pins and sockets to another group than its own (kernel.SetGroup, permit)"},
 }
 
 // serveRights returns the capabilities of a weir serve with these features, or with all if only is empty.

@@ -133,7 +133,7 @@ func (h *Host) listenUnix(path string) (net.Listener, error) {
 		return nil, err
 	}
 	gid, _ := h.Root.Group()
-	if err := accept.Permit(path, gid, 0o660); err != nil {
+	if err := permit(path, gid); err != nil {
 		l.Close()
 		return nil, err
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/weir-project/weir/internal/users"
 	"golang.org/x/sys/unix"
 )
 
@@ -29,7 +28,7 @@ func Permit(path string, gid int, mode os.FileMode) error {
 	}
 	if gid >= 0 {
 		if err := unix.Fchownat(fd, "", -1, gid, unix.AT_EMPTY_PATH); err != nil {
-			return fail(users.Lacking(err, unix.CAP_CHOWN))
+			return fail(err)
 		}
 	}
 	// fchmod(2) refuses O_PATH descriptors. The link in /proc leads to the opened file, even if the
