@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/units"
+	"github.com/weir-project/weir/kernel/internal/mounts"
 )
 
 // Lost returns the instances published on a BPF file system that is no longer mounted. It omits instances without a
@@ -36,7 +37,7 @@ func (r *Root) Lost() (out []Instance) {
 // ForgetLost removes the records of unmounted file systems, after their recovery.
 func (l *WriteLock) ForgetLost() {
 	for _, device := range l.others() {
-		if mountedAt(device) == "" {
+		if mounts.At(device) == "" {
 			_ = l.files().RemoveAll(l.recordsAt(device))
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/internal/users"
+	"github.com/weir-project/weir/kernel/internal/mounts"
 )
 
 // DefaultRoot is the default pin root. --root and WEIR_ROOT override it.
@@ -142,7 +143,7 @@ func (r *Root) allNames(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		if ns := ipNetnsExec(); ns != "" && dir == r.path {
+		if ns := mounts.OfIPNetns(); ns != "" && dir == r.path {
 			return nil, fmt.Errorf("%w: 'ip netns exec %s' has a /sys of its own without pins: run weir outside it; it shows all namespaces", ErrUnreadable, ns)
 		}
 		return nil, nil
@@ -251,7 +252,7 @@ func (r *Root) ensure() error {
 		if mount != bpffsDir {
 			return r.notLocated(false)
 		}
-		if ns := ipNetnsExec(); ns != "" {
+		if ns := mounts.OfIPNetns(); ns != "" {
 			return fmt.Errorf("'ip netns exec %[1]s' has a /sys of its own, and pins made there would end with this command: run weir outside it, and name the namespace with --netns %[1]s, or netns: %[1]s in the configuration; for lb and handoff.backend use nsenter --net=/run/netns/%[1]s weir …", ns)
 		}
 		if err := unix.Mount("bpf", mount, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0711"); err != nil {
@@ -262,29 +263,6 @@ func (r *Root) ensure() error {
 		return fmt.Errorf("create the pin root: %w: run as root", err)
 	}
 	return nil
-}
-
-// ipNetnsExec returns the name of the network namespace if ip netns exec started this process, else "". That command
-// mounts a sysfs with this name over /sys (netns_switch in iproute2's lib/namespace.c) for its child's lifetime.
-func ipNetnsExec() string {
-	text, err := os.ReadFile("/proc/thread-self/mountinfo")
-	if err != nil {
-		return ""
-	}
-	name := ""
-	for line := range strings.Lines(string(text)) {
-		f := strings.Fields(line)
-		if i := slices.Index(f, "-"); len(f) > 4 && f[4] == "/sys" && i > 0 && len(f) > i+2 && f[i+1] == "sysfs" {
-			name = f[i+2] // the last one is on top
-		}
-	}
-	if strings.Contains(name, "/") {
-		return ""
-	}
-	if _, err := os.Stat("/run/netns/" + name); name == "" || err != nil {
-		return ""
-	}
-	return name
 }
 
 // gid returns the group with read access: the group of the root directory.

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/weir-project/weir/kernel/internal/mounts"
 	"golang.org/x/sys/unix"
 )
 
@@ -25,7 +26,7 @@ func (r *Root) rootFaults() (out []Fault) {
 		if n == 0 {
 			continue
 		}
-		if at := mountedAt(device); at != "" {
+		if at := mounts.At(device); at != "" {
 			add(fmt.Sprintf("%v: %d instances are hidden; they keep working, but cannot be changed", ErrCovered, n), uncover(r.path, at))
 			continue
 		}
@@ -33,7 +34,7 @@ func (r *Root) rootFaults() (out []Fault) {
 			remedyApply+", with its seeds; mount it again first if another process has it: nsenter -m")
 	}
 	if r.readOnly() {
-		add(ErrReadOnly.Error()+": no changes are possible, and members get no slots", "mount -o remount,rw "+mountPoint(r.path))
+		add(ErrReadOnly.Error()+": no changes are possible, and members get no slots", "mount -o remount,rw "+mounts.Above(r.path))
 	}
 	return out
 }
@@ -89,44 +90,16 @@ func canSee(path string) bool {
 	return err == nil
 }
 
-// mountedAt returns the mount point of a file system in this mount namespace, or "".
-func mountedAt(device uint64) string {
-	text, err := os.ReadFile("/proc/thread-self/mountinfo")
-	if err != nil {
-		return ""
-	}
-	want := fmt.Sprintf("%d:%d", unix.Major(device), unix.Minor(device))
-	for line := range strings.Lines(string(text)) {
-		if f := strings.Fields(line); len(f) > 4 && f[2] == want {
-			return f[4]
-		}
-	}
-	return ""
-}
-
-// mountPoint returns the mount point above a path.
-func mountPoint(path string) string {
-	best := "/"
-	text, _ := os.ReadFile("/proc/thread-self/mountinfo")
-	for line := range strings.Lines(string(text)) {
-		f := strings.Fields(line)
-		if len(f) > 4 && len(f[4]) > len(best) && (f[4] == path || strings.HasPrefix(path, f[4]+"/")) {
-			best = f[4]
-		}
-	}
-	return best
-}
-
 // Usable returns an error for a root outside a BPF file system, with hidden pins, or mounted read-only. A writer would
 // otherwise create everything again beside working pins.
 func (r *Root) Usable() error {
 	for _, device := range r.others() {
-		if at := mountedAt(device); at != "" && len(recordCache{}.read(r, r.recordsAt(device))) > 0 {
+		if at := mounts.At(device); at != "" && len(recordCache{}.read(r, r.recordsAt(device))) > 0 {
 			return fmt.Errorf("pin root %s: %w: %s", r.path, ErrCovered, uncover(r.path, at))
 		}
 	}
 	if r.readOnly() {
-		return fmt.Errorf("pin root %s: %w: mount -o remount,rw %s", r.path, ErrReadOnly, mountPoint(r.path))
+		return fmt.Errorf("pin root %s: %w: mount -o remount,rw %s", r.path, ErrReadOnly, mounts.Above(r.path))
 	}
 	return r.Located()
 }

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package mounts reads the mounts of the calling thread.
+package mounts
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// At returns the mount point of a file system in this mount namespace, or "".
+func At(device uint64) string {
+	text, err := os.ReadFile("/proc/thread-self/mountinfo")
+	if err != nil {
+		return ""
+	}
+	want := fmt.Sprintf("%d:%d", unix.Major(device), unix.Minor(device))
+	for line := range strings.Lines(string(text)) {
+		if f := strings.Fields(line); len(f) > 4 && f[2] == want {
+			return f[4]
+		}
+	}
+	return ""
+}
+
+// Above returns the mount point above a path.
+func Above(path string) string {
+	best := "/"
+	text, _ := os.ReadFile("/proc/thread-self/mountinfo")
+	for line := range strings.Lines(string(text)) {
+		f := strings.Fields(line)
+		if len(f) > 4 && len(f[4]) > len(best) && (f[4] == path || strings.HasPrefix(path, f[4]+"/")) {
+			best = f[4]
+		}
+	}
+	return best
+}
+
+// OfIPNetns returns the name of the network namespace if ip netns exec started this process, else "". That command
+// mounts a sysfs with this name over /sys (netns_switch in iproute2's lib/namespace.c) for its child's lifetime.
+func OfIPNetns() string {
+	text, err := os.ReadFile("/proc/thread-self/mountinfo")
+	if err != nil {
+		return ""
+	}
+	name := ""
+	for line := range strings.Lines(string(text)) {
+		f := strings.Fields(line)
+		if i := slices.Index(f, "-"); len(f) > 4 && f[4] == "/sys" && i > 0 && len(f) > i+2 && f[i+1] == "sysfs" {
+			name = f[i+2] // the last one is on top
+		}
+	}
+	if strings.Contains(name, "/") {
+		return ""
+	}
+	if _, err := os.Stat("/run/netns/" + name); name == "" || err != nil {
+		return ""
+	}
+	return name
+}
