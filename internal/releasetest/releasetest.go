@@ -5,6 +5,7 @@
 package releasetest
 
 import (
+	"bytes"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -117,11 +118,12 @@ func LostKeys(was, is json.RawMessage) []string {
 
 func compare(was, is json.RawMessage, same func(a, b any) bool) (out []string) {
 	var a, b any
-	if err := json.Unmarshal(was, &a); err != nil {
-		return []string{err.Error()}
-	}
-	if err := json.Unmarshal(is, &b); err != nil {
-		return []string{err.Error()}
+	for text, to := range map[*json.RawMessage]*any{&was: &a, &is: &b} {
+		d := json.NewDecoder(bytes.NewReader(*text))
+		d.UseNumber() // a float has no room for 64 bits
+		if err := d.Decode(to); err != nil {
+			return []string{err.Error()}
+		}
 	}
 	var walk func(at string, a, b any)
 	walk = func(at string, a, b any) {

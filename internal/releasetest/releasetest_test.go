@@ -20,6 +20,9 @@ func TestLost(t *testing.T) {
 			t.Errorf("%s: %q, want %q", is, got, want)
 		}
 	}
+	if got := Lost(json.RawMessage(`72623859790382856`), json.RawMessage(`72623859790382857`)); len(got) != 1 {
+		t.Errorf("numbers of 64 bits: %q", got)
+	}
 	if got := LostKeys(was, json.RawMessage(`{"a": 7, "b": {"c": ["z", 2]}, "d": 3}`)); !slices.Equal(got, []string{".b.c[1] was y, and is 2"}) {
 		t.Errorf("%q", got)
 	}
