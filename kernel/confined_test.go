@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -122,5 +123,83 @@ func TestPrepare(t *testing.T) {
 	l.Unlock()
 	if _, serr := os.Stat(r.path); err != nil || serr != nil {
 		t.Errorf("after the last instance, its owner cannot create the directory again: %v, %v", err, serr)
+	}
+}
+
+// Root's commands use no pin of another directory by a link of their owner: they would detach the link of another program.
+func TestForeignPins(t *testing.T) {
+	ownRecords(t)
+	nstest.Enter(t)
+	foreign, r := newRoot(t), OpenRoot(newRoot(t).path+"x")
+	t.Cleanup(func() { os.RemoveAll(r.path) })
+	other := lock(t, foreign)
+	theirs, ln := publishHere(t, other)
+	ln.Close()
+	other.Unlock()
+	attached := func(what string) {
+		t.Helper()
+		o, err := foreign.Open(theirs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer o.Close()
+		pinned, err := o.Link("lookup")
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		defer pinned.Close()
+		info, err := pinned.Info()
+		if err != nil || newTarget(info).Where == 0 {
+			t.Errorf("%s: the foreign link is detached: %+v, %v", what, info, err)
+		}
+	}
+	attached("at first")
+	for _, plant := range []string{linkPrefix + "lookup", linkPrefix + "dev2", mapPrefix + "a", metaPin, ""} {
+		l := lock(t, r)
+		if err := publishWith(l, instance, 1, nil); err != nil {
+			t.Fatal(err)
+		}
+		l.Unlock()
+		path := filepath.Join(r.dir(instance), plant)
+		target := filepath.Join(foreign.dir(theirs), plant)
+		if plant == linkPrefix+"dev2" {
+			target = filepath.Join(foreign.dir(theirs), linkPrefix+"lookup")
+		}
+		if err := errors.Join(os.RemoveAll(path), os.Symlink(target, path)); err != nil {
+			t.Fatal(err)
+		}
+		l = lock(t, r)
+		if plant == linkPrefix+"lookup" {
+			_ = l.RemoveLink(instance, "lookup")
+		}
+		if o, err := l.Open(instance); err == nil {
+			if plant == metaPin || plant == "" || plant == mapPrefix+"a" {
+				t.Errorf("%s: opened through a link", plant)
+			}
+			o.Close()
+		}
+		_, _ = l.Restore(instance)
+		_ = l.SetGroup(readers)
+		_ = l.Remove(instance)
+		l.Unlock()
+		attached("a link in place of " + plant)
+		if err := os.RemoveAll(r.path); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A pin root that another user created first is rejected.
+func TestPinRootOfAnotherUser(t *testing.T) {
+	ownRecords(t)
+	r := newRoot(t)
+	if err := errors.Join(os.Mkdir(r.path, 0o777), os.Chown(r.path, nobody, nobody)); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := r.Lock(t.Context()); err == nil {
+		l.Unlock()
+		t.Fatal("locked")
+	} else if !strings.Contains(err.Error(), "belongs to user 65534") || !strings.Contains(err.Error(), "rm -r") {
+		t.Error(err)
 	}
 }

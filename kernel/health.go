@@ -253,7 +253,7 @@ func missing(rec record, entries []os.DirEntry) (lost []string) {
 
 // link checks one pinned link.
 func (c *Checker) link(i Instance, dir os.FileInfo, rec record, name string) (f Fault, bad bool) {
-	ln, err := link.LoadPinnedLink(filepath.Join(c.root.dir(i), linkPrefix+name), nil)
+	ln, err := c.root.loadLink(filepath.Join(c.root.dir(i), linkPrefix+name))
 	if err != nil {
 		return f, false // removed meanwhile, or unreadable for this user
 	}
@@ -358,7 +358,7 @@ func (c *Checker) usesMap(i Instance, program ebpf.ProgramID) (yes, known bool) 
 		return false, false
 	}
 	for _, name := range pins {
-		m, err := ebpf.LoadPinnedMap(filepath.Join(c.root.dir(i), mapPrefix+name), &ebpf.LoadPinOptions{ReadOnly: true})
+		m, err := c.root.loadMap(filepath.Join(c.root.dir(i), mapPrefix+name), &ebpf.LoadPinOptions{ReadOnly: true})
 		if err != nil {
 			continue
 		}
@@ -383,7 +383,7 @@ func (c *Checker) ahead() (out []Fault) {
 		if ns == nil && ln.target.Kind != targetCgroup {
 			continue
 		}
-		if p, err := link.LoadPinnedLink(filepath.Join(c.root.dir(ln.instance), linkPrefix+ln.name), nil); err == nil {
+		if p, err := c.root.loadLink(filepath.Join(c.root.dir(ln.instance), linkPrefix+ln.name)); err == nil {
 			if info, err := p.Info(); err == nil { // it may have changed since the check
 				ln.program = uint32(info.Program)
 			}

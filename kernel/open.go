@@ -14,7 +14,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"golang.org/x/sys/unix"
+	"github.com/weir-project/weir/kernel/internal/confined"
 )
 
 // ErrDamaged is returned if single pins of an instance are missing.
@@ -27,6 +27,7 @@ type Opened struct {
 	Instance Instance
 	Meta     Meta
 	Maps     map[string]*ebpf.Map
+	root     *Root
 	dir      string
 	was      os.FileInfo // the directory at the time of opening
 }
@@ -66,8 +67,8 @@ const openTries = 300
 // openOnce opens everything through one directory handle. Opening by name could mix the meta of an instance with the
 // maps of its successor. was is the opened directory, or nil if there was none.
 func (r *Root) openOnce(i Instance, opts *ebpf.LoadPinOptions, maps []string) (_ *Opened, was os.FileInfo, _ error) {
-	o := &Opened{Instance: i, Maps: map[string]*ebpf.Map{}, dir: r.dir(i)}
-	dir, err := os.OpenFile(o.dir, unix.O_PATH|unix.O_DIRECTORY, 0)
+	o := &Opened{Instance: i, Maps: map[string]*ebpf.Map{}, root: r, dir: r.dir(i)}
+	dir, err := confined.Open(r.path, o.dir)
 	if err != nil {
 		return nil, nil, r.explainOpen(o.dir, err)
 	}
@@ -76,7 +77,7 @@ func (r *Root) openOnce(i Instance, opts *ebpf.LoadPinOptions, maps []string) (_
 		return nil, nil, err
 	}
 	o.was = was
-	if err := r.openPins(o, fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), opts, maps); err != nil {
+	if err := r.openPins(o, confined.Name(dir), opts, maps); err != nil {
 		o.Close()
 		return nil, was, err
 	}
@@ -86,7 +87,7 @@ func (r *Root) openOnce(i Instance, opts *ebpf.LoadPinOptions, maps []string) (_
 // openPins opens the pins in the directory of handle.
 func (r *Root) openPins(o *Opened, handle string, opts *ebpf.LoadPinOptions, maps []string) error {
 	load := func(name string) (*ebpf.Map, error) {
-		m, err := ebpf.LoadPinnedMap(filepath.Join(handle, name), opts)
+		m, err := loadMapBelow(handle, filepath.Join(handle, name), opts)
 		return m, r.explainOpen(filepath.Join(o.dir, name), err)
 	}
 	meta, err := load(metaPin)
@@ -126,7 +127,7 @@ func (r *Root) openPins(o *Opened, handle string, opts *ebpf.LoadPinOptions, map
 
 // OpenRest opens the remaining maps of a damaged instance for writing. It needs the meta.
 func (l *WriteLock) OpenRest(i Instance) (*Opened, error) {
-	o := &Opened{Instance: i, Maps: map[string]*ebpf.Map{}, dir: l.dirPath(i)}
+	o := &Opened{Instance: i, Maps: map[string]*ebpf.Map{}, root: l.Root, dir: l.dirPath(i)}
 	var err error
 	if o.Meta, err = l.Meta(i); err != nil {
 		return nil, err
@@ -136,7 +137,7 @@ func (l *WriteLock) OpenRest(i Instance) (*Opened, error) {
 		return nil, l.explainOpen(o.dir, err)
 	}
 	for _, name := range names {
-		if m, err := ebpf.LoadPinnedMap(filepath.Join(o.dir, mapPrefix+name), nil); err == nil {
+		if m, err := l.loadMap(filepath.Join(o.dir, mapPrefix+name), nil); err == nil {
 			o.Maps[name] = m
 		}
 	}
@@ -152,14 +153,14 @@ func (r *Root) Has(i Instance) bool {
 // OpenMap opens one map of an instance for writing, even if its meta is unreadable. The caller closes it.
 func (l *WriteLock) OpenMap(i Instance, name string) (*ebpf.Map, error) {
 	path := filepath.Join(l.dirPath(i), mapPrefix+name)
-	m, err := ebpf.LoadPinnedMap(path, nil)
+	m, err := l.loadMap(path, nil)
 	return m, l.explainOpen(path, err)
 }
 
 // Meta reads the meta of an instance. It returns ErrNotExist if the instance is not published.
 func (r *Root) Meta(i Instance) (m Meta, err error) {
 	path := filepath.Join(r.dir(i), metaPin)
-	pin, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
+	pin, err := r.loadMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
 	if err != nil {
 		return m, r.explainOpen(path, err)
 	}
@@ -209,7 +210,7 @@ func (o *Opened) Replaced() bool {
 
 // Link opens a pinned link. Only the owner may do so.
 func (o *Opened) Link(name string) (Link, error) {
-	l, err := link.LoadPinnedLink(filepath.Join(o.dir, linkPrefix+name), nil)
+	l, err := o.root.loadLink(filepath.Join(o.dir, linkPrefix+name))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("%s: %w", filepath.Join(o.dir, linkPrefix+name), ErrNotExist)
 	}
@@ -218,7 +219,7 @@ func (o *Opened) Link(name string) (Link, error) {
 
 // Link opens a pinned link of an instance, even of a damaged one.
 func (l *WriteLock) Link(i Instance, name string) (Link, error) {
-	return (&Opened{dir: l.dirPath(i)}).Link(name)
+	return (&Opened{root: l.Root, dir: l.dirPath(i)}).Link(name)
 }
 
 // Links returns the names of the instance's links.
@@ -243,4 +244,42 @@ func pinNames(dir, prefix string) ([]string, error) {
 		}
 	}
 	return out, nil
+}
+
+// bpf(2) follows links to pins. The owner of the pins could exchange one for a link to the pin of another program, for
+// example of a firewall, and a command of root would detach that. So pins are opened and made by these functions only.
+
+// loadMap opens the map pinned at path.
+func (r *Root) loadMap(path string, opts *ebpf.LoadPinOptions) (*ebpf.Map, error) {
+	return loadMapBelow(r.path, path, opts)
+}
+
+// loadMapBelow opens the map pinned at path. It follows no link below base.
+func loadMapBelow(base, path string, opts *ebpf.LoadPinOptions) (*ebpf.Map, error) {
+	f, err := confined.Open(base, path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return ebpf.LoadPinnedMap(confined.Name(f), opts)
+}
+
+// loadLink opens the link pinned at path.
+func (r *Root) loadLink(path string) (Link, error) {
+	f, err := confined.Open(r.path, path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return link.LoadPinnedLink(confined.Name(f), nil)
+}
+
+// pin pins an object at path.
+func (l *WriteLock) pin(path string, object interface{ Pin(string) error }) error {
+	dir, err := confined.Open(l.path, filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return object.Pin(filepath.Join(confined.Name(dir), filepath.Base(path)))
 }

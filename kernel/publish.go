@@ -90,7 +90,7 @@ func (l *WriteLock) stage(staged string, meta Meta, pins Pins) error {
 	defer m.Close()
 	pin := func(name string, p interface{ Pin(string) error }) error {
 		path := filepath.Join(staged, name)
-		if err := p.Pin(path); err != nil {
+		if err := l.pin(path, p); err != nil {
 			return fmt.Errorf("pin %s: %w", name, err)
 		}
 		if err := Try("publish:pin " + name); err != nil {

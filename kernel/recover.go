@@ -73,7 +73,7 @@ func (l *WriteLock) recoverDir(dir string) error {
 // directory.
 func (l *WriteLock) recoverStaged(dir, staged string, published bool) error {
 	if published {
-		over, err := goneOver(staged)
+		over, err := l.goneOver(staged)
 		if err != nil {
 			return err
 		}

@@ -135,7 +135,7 @@ func (l *WriteLock) restoreMaps(dir string, rec record) (lacks []string, err err
 			lacks = append(lacks, mapPrefix+name)
 			continue
 		}
-		err = errors.Join(m.Pin(path), l.setRights(path, false, l.gid()))
+		err = errors.Join(l.pin(path, m), l.setRights(path, false, l.gid()))
 		m.Close()
 		if err != nil {
 			return lacks, fmt.Errorf("pin %s again: %w", path, err)
@@ -158,7 +158,7 @@ func (l *WriteLock) restoreMeta(dir string, rec record) error {
 		return err
 	}
 	defer m.Close()
-	return errors.Join(m.Pin(path), l.setRights(path, false, l.gid()))
+	return errors.Join(l.pin(path, m), l.setRights(path, false, l.gid()))
 }
 
 // restoreLinks pins living links without a pin, and attaches detached links again.
@@ -220,7 +220,7 @@ func liveLink(was linkRecord) (Link, error) {
 
 // attachAgain attaches the program of a detached link to its recorded hook.
 func (l *WriteLock) attachAgain(i Instance, name string, was linkRecord, ns *netns.Handle) (ln Link, err error) {
-	old, err := link.LoadPinnedLink(filepath.Join(l.dirPath(i), linkPrefix+name), nil)
+	old, err := l.loadLink(filepath.Join(l.dirPath(i), linkPrefix+name))
 	if err != nil {
 		return nil, err
 	}

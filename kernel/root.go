@@ -235,7 +235,7 @@ func (r *Root) ensure() error {
 			return fmt.Errorf("pin root %s: %w: run as root", r.path, err)
 		}
 		if fs.Type == unix.BPF_FS_MAGIC {
-			return nil
+			return r.trusted()
 		}
 		if err == nil {
 			os.Remove(r.path)
@@ -262,7 +262,21 @@ func (r *Root) ensure() error {
 	if err := os.Mkdir(r.path, 0o750); err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("create the pin root: %w: run as root", err)
 	}
-	return nil
+	return r.trusted()
+}
+
+// trusted rejects a pin root of another user: on a BPF file system with mode 1777, the kernel's default, anybody may
+// create it before weir does. Its owner could exchange the pins.
+func (r *Root) trusted() error {
+	st, err := os.Lstat(r.path)
+	if err != nil {
+		return nil // another command has just removed it; Lock retries
+	}
+	owner := int(st.Sys().(*syscall.Stat_t).Uid)
+	if owner == 0 || owner == os.Geteuid() || owner == uid() {
+		return nil
+	}
+	return fmt.Errorf("pin root %s belongs to user %d, who could exchange its pins: remove it (rm -r %[1]s). If this is the user of weir serve, run weir prepare instead", r.path, owner)
 }
 
 // gid returns the group with read access: the group of the root directory.

@@ -71,7 +71,7 @@ func (l *WriteLock) upgrade(dir string, u Upgrade) error {
 		keep = append(keep, u.Link)
 	}
 	for _, name := range keep {
-		ln, err := loadLinkAgain(filepath.Join(dir, linkPrefix+name))
+		ln, err := l.loadLinkAgain(filepath.Join(dir, linkPrefix+name))
 		if err != nil {
 			return err
 		}
@@ -107,7 +107,7 @@ func (l *WriteLock) goOver(staged string, u Upgrade, rec swapRecord, swap func()
 	}
 	defer m.Close()
 	path := filepath.Join(staged, swapPin)
-	if err := errors.Join(m.Put(uint32(0), rec), m.Pin(path), l.setRights(path, false, l.gid())); err != nil {
+	if err := errors.Join(m.Put(uint32(0), rec), l.pin(path, m), l.setRights(path, false, l.gid())); err != nil {
 		return fmt.Errorf("record the upgrade: %w", err)
 	}
 	Step("upgrade:recorded")
@@ -140,8 +140,8 @@ func newSwapRecord(name string, p *ebpf.Program) (rec swapRecord, err error) {
 }
 
 // goneOver reports whether the attachment runs the program of a staging directory.
-func goneOver(staged string) (bool, error) {
-	m, err := ebpf.LoadPinnedMap(filepath.Join(staged, swapPin), nil)
+func (r *Root) goneOver(staged string) (bool, error) {
+	m, err := r.loadMap(filepath.Join(staged, swapPin), nil)
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil // not an upgrade
 	} else if err != nil {
@@ -156,7 +156,7 @@ func goneOver(staged string) (bool, error) {
 		return rec.Begun != 0, nil
 	}
 	name := string(bytes.TrimRight(rec.Link[:], "\x00"))
-	ln, err := link.LoadPinnedLink(filepath.Join(staged, linkPrefix+name), nil)
+	ln, err := r.loadLink(filepath.Join(staged, linkPrefix+name))
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil // killed before it was pinned
 	} else if err != nil {
@@ -169,8 +169,8 @@ func goneOver(staged string) (bool, error) {
 
 // loadLinkAgain opens a pinned link as a new descriptor. Pinning it elsewhere then adds a pin. The library would move
 // its known pin.
-func loadLinkAgain(path string) (Link, error) {
-	ln, err := link.LoadPinnedLink(path, nil)
+func (r *Root) loadLinkAgain(path string) (Link, error) {
+	ln, err := r.loadLink(path)
 	if err != nil {
 		return nil, err
 	}
