@@ -119,6 +119,11 @@ func (id *Identity) Confine() error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("no_new_privs: %w", err)
 	}
+	// A setuid(2) by another user than root keeps ambient and inheritable capabilities, for example those of a unit's
+	// AmbientCapabilities=.
+	if err := inheritNothing(); err != nil {
+		return err
+	}
 	if id.limit == nil || id.Credential.Uid != 0 {
 		return nil // users other than root have no capabilities after exec
 	}
@@ -131,6 +136,23 @@ func (id *Identity) Confine() error {
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil {
 			return fmt.Errorf("drop capability %d: %w", c, err)
 		}
+	}
+	return nil
+}
+
+// inheritNothing empties the ambient and inheritable sets of this thread.
+func inheritNothing() error {
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&head, &data[0]); err != nil {
+		return fmt.Errorf("read capabilities: %w", err)
+	}
+	if data[0].Inheritable == 0 && data[1].Inheritable == 0 { // then no capability is ambient either
+		return nil
+	}
+	data[0].Inheritable, data[1].Inheritable = 0, 0 // and with it the ambient ones (capabilities(7))
+	if err := unix.Capset(&head, &data[0]); err != nil {
+		return fmt.Errorf("drop inheritable capabilities: %w", err)
 	}
 	return nil
 }
