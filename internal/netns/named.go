@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -65,21 +66,19 @@ func prepareDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	// iproute2 uses the same lock. Without it, two processes would stack two mounts.
-	if err := unix.Flock(int(d.Fd()), unix.LOCK_EX); err != nil {
-		return fmt.Errorf("lock %s: %w", dir, err)
-	}
-	err = unix.Mount("", dir, "none", unix.MS_SHARED|unix.MS_REC, "")
+	err := unix.Mount("", dir, "none", unix.MS_SHARED|unix.MS_REC, "")
 	if errors.Is(err, unix.EINVAL) { // not a mount point yet
-		if err := unix.Mount(dir, dir, "none", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-			return fmt.Errorf("bind %s on itself: %w", dir, err)
+		unlock, lerr := lockNames(dir)
+		if lerr != nil {
+			return lerr
 		}
-		err = unix.Mount("", dir, "none", unix.MS_SHARED|unix.MS_REC, "")
+		defer unlock()
+		if err = unix.Mount("", dir, "none", unix.MS_SHARED|unix.MS_REC, ""); errors.Is(err, unix.EINVAL) {
+			if err := unix.Mount(dir, dir, "none", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+				return fmt.Errorf("bind %s on itself: %w", dir, err)
+			}
+			err = unix.Mount("", dir, "none", unix.MS_SHARED|unix.MS_REC, "")
+		}
 	}
 	if errors.Is(err, unix.EPERM) && os.Geteuid() != 0 { // examples/weir-serve.service forbids mounts
 		return fmt.Errorf("make %s a shared mount: %w: run weir apply as root, or systemctl reload weir", dir, err)
@@ -88,6 +87,24 @@ func prepareDir(dir string) error {
 		return fmt.Errorf("make %s a shared mount: %w", dir, err)
 	}
 	return nil
+}
+
+// lockNames takes the lock of iproute2 on the directory of names. Without it, two processes would stack two mounts. Any
+// user can hold it for ever, so lockNames goes on without it after a second: two mounts do no harm.
+func lockNames(dir string) (unlock func(), err error) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	for deadline := time.Now().Add(time.Second); ; time.Sleep(5 * time.Millisecond) {
+		err := unix.Flock(int(d.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil || time.Now().After(deadline) {
+			return func() { d.Close() }, nil
+		} else if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			d.Close()
+			return nil, fmt.Errorf("lock %s: %w", dir, err)
+		}
+	}
 }
 
 // Delete removes a name. The namespace exists as long as a process, a socket or a [Handle] holds
