@@ -109,7 +109,7 @@ func (l *WriteLock) Unlock() {
 	}
 	if !inUse {
 		l.closeRecords(l.device())
-		l.files().Remove(filepath.Join(l.path, lockDir))
+		l.files().RemoveAll(filepath.Join(l.path, lockDir)) // with claims of killed processes
 		if uid := uid(); uid <= 0 {
 			os.Remove(l.path)
 		} // else its owner could not create it again

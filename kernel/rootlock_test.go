@@ -72,6 +72,20 @@ func TestReadersCannotBlockWriters(t *testing.T) {
 		l.Unlock()
 	}
 	end()
+	if said, end = flocker(t, r.dir(instance), cred); said != "locked" {
+		t.Fatalf("a reader of the instance says %q", said)
+	}
+	for range 2 {
+		release, ok, err := r.Claim(instance)
+		if err != nil || !ok {
+			t.Fatalf("with a reader's lock on the instance: no claim, %v", err)
+		}
+		if _, ok, err := r.Claim(instance); ok || err != nil {
+			t.Errorf("claimed twice, %v", err)
+		}
+		release()
+	}
+	end()
 	if said, _ := flocker(t, filepath.Join(r.path, lockDir), cred); said == "locked" {
 		t.Error("a reader can take the write lock")
 	}
