@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -83,7 +84,7 @@ func NewEnv(size Size, seed uint64) (*Env, error) {
 func makeDir(dir string, limit time.Duration) (*os.File, error) {
 	for deadline := time.Now().Add(limit); ; time.Sleep(time.Millisecond) {
 		lock, err := tryMakeDir(dir)
-		if err == nil || time.Now().After(deadline) {
+		if err == nil || errors.Is(err, errForeign) || time.Now().After(deadline) {
 			return lock, err
 		}
 	}
@@ -99,6 +100,9 @@ func tryMakeDir(dir string) (*os.File, error) {
 	}
 	ours, err := lock.Stat()
 	if err == nil {
+		err = private(ours)
+	}
+	if err == nil {
 		var named os.FileInfo
 		if named, err = os.Lstat(dir); err == nil && !os.SameFile(ours, named) {
 			err = errors.New("another run recreated it")
@@ -109,6 +113,18 @@ func tryMakeDir(dir string) (*os.File, error) {
 		return nil, fmt.Errorf("%s: %w", dir, err)
 	}
 	return lock, nil
+}
+
+// errForeign is returned for a directory that another user can change.
+var errForeign = errors.New("another user can change it: remove it")
+
+// private rejects a directory that another user can change: daemons of root read their configuration there, and anybody
+// can make a name in /tmp.
+func private(dir os.FileInfo) error {
+	if owner := dir.Sys().(*syscall.Stat_t).Uid; owner != uint32(os.Geteuid()) || dir.Mode()&0o022 != 0 {
+		return fmt.Errorf("user %d, mode %v: %w", owner, dir.Mode().Perm(), errForeign)
+	}
+	return nil
 }
 
 // lockDir locks the directory. The lock distinguishes a run in progress from a killed one.
@@ -258,6 +274,10 @@ func sweep() {
 		}
 		lock, err := lockDir(dir)
 		if err != nil {
+			continue
+		}
+		if st, err := lock.Stat(); err != nil || private(st) != nil {
+			lock.Close()
 			continue
 		}
 		inodes := namespaceInodes(id)

@@ -289,3 +289,21 @@ func TestStallsWithin(t *testing.T) {
 		}
 	}
 }
+
+// Daemons of root would read a configuration in the directory of another user.
+func TestForeignDirectory(t *testing.T) {
+	nstest.NeedRoot(t)
+	dir := filepath.Join(t.TempDir(), "run")
+	if err := errors.Join(os.Mkdir(dir, 0o755), os.Chown(dir, 65534, 65534)); err != nil {
+		t.Fatal(err)
+	}
+	for _, mode := range []os.FileMode{0o755, 0o777} {
+		begin := time.Now()
+		if lock, err := makeDir(dir, time.Minute); !errors.Is(err, errForeign) || time.Since(begin) > 10*time.Second {
+			t.Errorf("mode %v: %v, %v", mode, lock, err)
+		}
+		if err := errors.Join(os.Chown(dir, 0, 0), os.Chmod(dir, 0o777)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
