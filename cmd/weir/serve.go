@@ -112,9 +112,10 @@ serves the applied state and ignores SIGHUP.
 
 --only runs some features in a process of their own. The process keeps only their
 capabilities, applies their part of the file, and listens only on sockets given by
-flags. Without --only it keeps the capabilities of all features. Member checks
-(ready.command) inherit them. --only keeper needs no rights: a user without the
-right to pin can run it from the file alone.`,
+flags. Without --only it keeps the capabilities of all features. The check of a
+root member (ready.command) has these at most, other checks have none. --only
+keeper needs no rights: a user without the right to pin can run it from the file
+alone.`,
 		Example: `  weir serve -f /etc/weir/weir.yaml
   weir serve -f /etc/weir/weir.yaml --only guard,filter --listen 127.0.0.1:9744`,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/internal/pidfd"
+	"github.com/weir-project/weir/internal/users"
 )
 
 // FRR is a running bfdd.
@@ -34,8 +36,38 @@ type Peer struct {
 // vtyshTimeout is the limit of one vtysh.
 const vtyshTimeout = 5 * time.Second
 
+// maxAnswer is the limit of vtysh's answer, in bytes.
+const maxAnswer = 4 << 20
+
+// checkFRR rejects a process named bfdd of a user other than root, frr and this one: it could feed vtysh of root.
+func checkFRR(pid int) error {
+	id, err := users.OfProcess(pid)
+	if err != nil {
+		return err
+	}
+	uid := id.Credential.Uid
+	if frr, err := users.Find("frr"); uid == 0 || uid == uint32(os.Geteuid()) || err == nil && uid == frr.Credential.Uid {
+		return nil
+	}
+	return fmt.Errorf("it runs as user %d, not as root or frr: not asked", uid)
+}
+
+// answer keeps the output of a command up to a limit. It has no other method than Write: io.Copy would use ReadFrom.
+type answer struct{ text []byte }
+
+func (a *answer) Write(b []byte) (int, error) {
+	if len(a.text)+len(b) > maxAnswer {
+		return 0, fmt.Errorf("more than %d bytes", maxAnswer)
+	}
+	a.text = append(a.text, b...)
+	return len(b), nil
+}
+
 // readFRR asks a bfdd for its neighbours, through vtysh.
 func readFRR(ctx context.Context, pid int) (*FRR, error) {
+	if err := checkFRR(pid); err != nil {
+		return &FRR{}, err
+	}
 	args, err := pidfd.CommandLine(pid)
 	if err != nil {
 		return &FRR{}, err
@@ -53,11 +85,12 @@ func readFRR(ctx context.Context, pid int) (*FRR, error) {
 	}
 	c := exec.CommandContext(ctx, tool, "--vty_socket", home, "-d", "bfdd", "-c", "show bfd peers json")
 	c.WaitDelay = time.Second
-	out, err := c.Output()
-	if err != nil {
+	var out answer
+	c.Stdout = &out
+	if err := c.Run(); err != nil {
 		return f, fmt.Errorf("vtysh --vty_socket %s: %w", home, err)
 	}
-	f.Peers, err = parsePeers(out)
+	f.Peers, err = parsePeers(out.text)
 	return f, err
 }
 

@@ -16,8 +16,14 @@ allowed() {
 
 # accounts creates the user of weir serve, and its directory.
 accounts() {
+	# A person's account of this name must not become the owner of the pins.
+	if getent passwd weir | awk -F: '$3 >= 1000 && $3 < 60000 || $7 !~ /(nologin|false)$/ { found = 1 } END { exit !found }'; then
+		echo "weir: user weir exists and is a person's account: rename it, or set another User= in the units, then run: weir prepare --user NAME" >&2
+		return 1
+	fi
 	if command -v systemd-sysusers >/dev/null; then
-		systemd-sysusers weir.conf && systemd-tmpfiles --create weir.conf || true
+		systemd-sysusers weir.conf || true
+		systemd-tmpfiles --create weir.conf || true
 	fi
 }
 
@@ -54,7 +60,11 @@ removing() {
 	for unit in $units; do
 		with_systemd --quiet stop "$unit" 2>/dev/null || true # enabled units start again after an installation
 	done
-	[ ! -d /sys/fs/bpf/weir ] || weir remove || true # a daemon may have attached again
+	# A daemon may have attached again before it ended.
+	[ ! -d /sys/fs/bpf/weir ] || weir remove --allow-outage || {
+		echo "weir: the package stays installed, because its programs stay in the kernel: see above" >&2
+		return 1
+	}
 	rmdir /sys/fs/bpf/weir 2>/dev/null || true # user weir's own stays when empty
 	echo "weir: removed its programs and pins: the kernel's own behaviour is back. /etc/weir stays."
 }

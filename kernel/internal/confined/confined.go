@@ -33,7 +33,12 @@ func Prepare(dir string, user, group int) error {
 	} else if above.Uid != 0 {
 		return fmt.Errorf("prepare %s: user %d owns the directory above: chown it to root", dir, above.Uid)
 	}
-	if err := os.Mkdir(dir, 0o755); err != nil && !os.IsExist(err) {
+	if err := os.Mkdir(dir, 0o755); err == nil {
+		err = os.Chmod(dir, 0o755) // against the umask: members and clients reach sockets there
+		if err != nil {
+			return fmt.Errorf("prepare: %w", err)
+		}
+	} else if !os.IsExist(err) {
 		return fmt.Errorf("prepare: %w", err)
 	}
 	if err := os.Lchown(dir, user, group); err != nil {
