@@ -18,6 +18,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/users"
+	"github.com/weir-project/weir/kernel/internal/confined"
 )
 
 // Fault is damage to pinned state, or a foreign program that decides before weir's.
@@ -253,7 +254,7 @@ func missing(rec record, entries []os.DirEntry) (lost []string) {
 
 // link checks one pinned link.
 func (c *Checker) link(i Instance, dir os.FileInfo, rec record, name string) (f Fault, bad bool) {
-	ln, err := c.root.loadLink(filepath.Join(c.root.dir(i), linkPrefix+name))
+	ln, err := confined.LoadLink(c.root.path, filepath.Join(c.root.dir(i), linkPrefix+name))
 	if err != nil {
 		return f, false // removed meanwhile, or unreadable for this user
 	}
@@ -353,12 +354,12 @@ func (c *Checker) usesMap(i Instance, program ebpf.ProgramID) (yes, known bool) 
 		return false, false
 	}
 	uses, _ := pi.MapIDs()
-	pins, err := pinNames(c.root.dir(i), mapPrefix)
+	pins, err := confined.Names(c.root.dir(i), mapPrefix)
 	if err != nil {
 		return false, false
 	}
 	for _, name := range pins {
-		m, err := c.root.loadMap(filepath.Join(c.root.dir(i), mapPrefix+name), &ebpf.LoadPinOptions{ReadOnly: true})
+		m, err := confined.LoadMap(c.root.path, filepath.Join(c.root.dir(i), mapPrefix+name), &ebpf.LoadPinOptions{ReadOnly: true})
 		if err != nil {
 			continue
 		}
@@ -383,7 +384,7 @@ func (c *Checker) ahead() (out []Fault) {
 		if ns == nil && ln.target.Kind != targetCgroup {
 			continue
 		}
-		if p, err := c.root.loadLink(filepath.Join(c.root.dir(ln.instance), linkPrefix+ln.name)); err == nil {
+		if p, err := confined.LoadLink(c.root.path, filepath.Join(c.root.dir(ln.instance), linkPrefix+ln.name)); err == nil {
 			if info, err := p.Info(); err == nil { // it may have changed since the check
 				ln.program = uint32(info.Program)
 			}

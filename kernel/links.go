@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/weir-project/weir/kernel/internal/confined"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,7 +25,7 @@ func (l *WriteLock) AddLink(i Instance, name string, ln Link) error {
 
 func (l *WriteLock) addLink(i Instance, name string, ln Link) error {
 	path := filepath.Join(l.dirPath(i), linkPrefix+name)
-	if err := l.pin(path, ln); err != nil {
+	if err := confined.Pin(l.path, path, ln); err != nil {
 		return fmt.Errorf("pin link %s of %s: %w", name, i, err)
 	}
 	Step("link:pinned")
@@ -36,7 +37,7 @@ func (l *WriteLock) addLink(i Instance, name string, ln Link) error {
 func (l *WriteLock) RemoveLink(i Instance, name string) error {
 	path := filepath.Join(l.dirPath(i), linkPrefix+name)
 	l.noteOne(i, func(rec *record) { delete(rec.Links, name) })
-	if ln, err := l.loadLink(path); err == nil {
+	if ln, err := confined.LoadLink(l.path, path); err == nil {
 		_ = ln.Detach() // the device may be gone, or the kernel may only support unpinning
 		ln.Close()
 		Step("link:detached")
@@ -128,7 +129,7 @@ func (l *WriteLock) WithPinned(i Instance, p *ebpf.Program, f func(path string) 
 		return err
 	}
 	defer c.Close()
-	if err := l.pin(path, c); err != nil {
+	if err := confined.Pin(l.path, path, c); err != nil {
 		return fmt.Errorf("pin the program of %s: %w", i, err)
 	}
 	defer func() { _ = l.files().Remove(path) }()

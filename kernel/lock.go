@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/kernel/internal/confined"
+	"github.com/weir-project/weir/kernel/internal/flock"
 )
 
 // WriteLock proves that its holder is the only writer of a pin root. Functions that change state are its methods or take
@@ -74,7 +75,7 @@ func (r *Root) tryLock() (*WriteLock, error) {
 		return nil, err
 	}
 	l := &WriteLock{Root: r, dir: dir}
-	ok, err := tryFlock(dir)
+	ok, err := flock.Try(dir)
 	if err == nil && ok {
 		var held os.FileInfo
 		if held, err = dir.Stat(); err == nil {

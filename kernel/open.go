@@ -8,12 +8,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"github.com/weir-project/weir/kernel/internal/confined"
 )
 
@@ -87,7 +85,7 @@ func (r *Root) openOnce(i Instance, opts *ebpf.LoadPinOptions, maps []string) (_
 // openPins opens the pins in the directory of handle.
 func (r *Root) openPins(o *Opened, handle string, opts *ebpf.LoadPinOptions, maps []string) error {
 	load := func(name string) (*ebpf.Map, error) {
-		m, err := loadMapBelow(handle, filepath.Join(handle, name), opts)
+		m, err := confined.LoadMap(handle, filepath.Join(handle, name), opts)
 		return m, r.explainOpen(filepath.Join(o.dir, name), err)
 	}
 	meta, err := load(metaPin)
@@ -101,7 +99,7 @@ func (r *Root) openPins(o *Opened, handle string, opts *ebpf.LoadPinOptions, map
 	}
 	all := len(maps) == 0
 	if all {
-		if maps, err = pinNames(handle, mapPrefix); err == nil {
+		if maps, err = confined.Names(handle, mapPrefix); err == nil {
 			// Removal unpins meta before the maps: while meta exists, the list is complete.
 			_, err = os.Stat(filepath.Join(handle, metaPin))
 		}
@@ -132,12 +130,12 @@ func (l *WriteLock) OpenRest(i Instance) (*Opened, error) {
 	if o.Meta, err = l.Meta(i); err != nil {
 		return nil, err
 	}
-	names, err := pinNames(o.dir, mapPrefix)
+	names, err := confined.Names(o.dir, mapPrefix)
 	if err != nil {
 		return nil, l.explainOpen(o.dir, err)
 	}
 	for _, name := range names {
-		if m, err := l.loadMap(filepath.Join(o.dir, mapPrefix+name), nil); err == nil {
+		if m, err := confined.LoadMap(l.path, filepath.Join(o.dir, mapPrefix+name), nil); err == nil {
 			o.Maps[name] = m
 		}
 	}
@@ -153,14 +151,14 @@ func (r *Root) Has(i Instance) bool {
 // OpenMap opens one map of an instance for writing, even if its meta is unreadable. The caller closes it.
 func (l *WriteLock) OpenMap(i Instance, name string) (*ebpf.Map, error) {
 	path := filepath.Join(l.dirPath(i), mapPrefix+name)
-	m, err := l.loadMap(path, nil)
+	m, err := confined.LoadMap(l.path, path, nil)
 	return m, l.explainOpen(path, err)
 }
 
 // Meta reads the meta of an instance. It returns ErrNotExist if the instance is not published.
 func (r *Root) Meta(i Instance) (m Meta, err error) {
 	path := filepath.Join(r.dir(i), metaPin)
-	pin, err := r.loadMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
+	pin, err := confined.LoadMap(r.path, path, &ebpf.LoadPinOptions{ReadOnly: true})
 	if err != nil {
 		return m, r.explainOpen(path, err)
 	}
@@ -210,7 +208,7 @@ func (o *Opened) Replaced() bool {
 
 // Link opens a pinned link. Only the owner may do so.
 func (o *Opened) Link(name string) (Link, error) {
-	l, err := o.root.loadLink(filepath.Join(o.dir, linkPrefix+name))
+	l, err := confined.LoadLink(o.root.path, filepath.Join(o.dir, linkPrefix+name))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("%s: %w", filepath.Join(o.dir, linkPrefix+name), ErrNotExist)
 	}
@@ -223,63 +221,11 @@ func (l *WriteLock) Link(i Instance, name string) (Link, error) {
 }
 
 // Links returns the names of the instance's links.
-func (o *Opened) Links() ([]string, error) { return pinNames(o.dir, linkPrefix) }
+func (o *Opened) Links() ([]string, error) { return confined.Names(o.dir, linkPrefix) }
 
 // Close closes the maps. The pins stay.
 func (o *Opened) Close() {
 	for _, m := range o.Maps {
 		m.Close()
 	}
-}
-
-func pinNames(dir, prefix string) ([]string, error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, err
-	}
-	var out []string
-	for _, e := range entries {
-		if n, ok := strings.CutPrefix(e.Name(), prefix); ok {
-			out = append(out, n)
-		}
-	}
-	return out, nil
-}
-
-// bpf(2) follows links to pins. The owner of the pins could exchange one for a link to the pin of another program, for
-// example of a firewall, and a command of root would detach that. So pins are opened and made by these functions only.
-
-// loadMap opens the map pinned at path.
-func (r *Root) loadMap(path string, opts *ebpf.LoadPinOptions) (*ebpf.Map, error) {
-	return loadMapBelow(r.path, path, opts)
-}
-
-// loadMapBelow opens the map pinned at path. It follows no link below base.
-func loadMapBelow(base, path string, opts *ebpf.LoadPinOptions) (*ebpf.Map, error) {
-	f, err := confined.Open(base, path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return ebpf.LoadPinnedMap(confined.Name(f), opts)
-}
-
-// loadLink opens the link pinned at path.
-func (r *Root) loadLink(path string) (Link, error) {
-	f, err := confined.Open(r.path, path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return link.LoadPinnedLink(confined.Name(f), nil)
-}
-
-// pin pins an object at path.
-func (l *WriteLock) pin(path string, object interface{ Pin(string) error }) error {
-	dir, err := confined.Open(l.path, filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return object.Pin(filepath.Join(confined.Name(dir), filepath.Base(path)))
 }

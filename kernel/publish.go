@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/kernel/internal/confined"
 	"github.com/weir-project/weir/kernel/internal/step"
 	"golang.org/x/sys/unix"
 )
@@ -90,7 +91,7 @@ func (l *WriteLock) stage(staged string, meta Meta, pins Pins) error {
 	defer m.Close()
 	pin := func(name string, p interface{ Pin(string) error }) error {
 		path := filepath.Join(staged, name)
-		if err := l.pin(path, p); err != nil {
+		if err := confined.Pin(l.path, path, p); err != nil {
 			return fmt.Errorf("pin %s: %w", name, err)
 		}
 		if err := Try("publish:pin " + name); err != nil {

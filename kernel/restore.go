@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/units"
+	"github.com/weir-project/weir/kernel/internal/confined"
 	"github.com/weir-project/weir/kernel/internal/mounts"
 )
 
@@ -135,7 +136,7 @@ func (l *WriteLock) restoreMaps(dir string, rec record) (lacks []string, err err
 			lacks = append(lacks, mapPrefix+name)
 			continue
 		}
-		err = errors.Join(l.pin(path, m), l.setRights(path, false, l.gid()))
+		err = errors.Join(confined.Pin(l.path, path, m), l.setRights(path, false, l.gid()))
 		m.Close()
 		if err != nil {
 			return lacks, fmt.Errorf("pin %s again: %w", path, err)
@@ -158,7 +159,7 @@ func (l *WriteLock) restoreMeta(dir string, rec record) error {
 		return err
 	}
 	defer m.Close()
-	return errors.Join(l.pin(path, m), l.setRights(path, false, l.gid()))
+	return errors.Join(confined.Pin(l.path, path, m), l.setRights(path, false, l.gid()))
 }
 
 // restoreLinks pins living links without a pin, and attaches detached links again.
@@ -220,7 +221,7 @@ func liveLink(was linkRecord) (Link, error) {
 
 // attachAgain attaches the program of a detached link to its recorded hook.
 func (l *WriteLock) attachAgain(i Instance, name string, was linkRecord, ns *netns.Handle) (ln Link, err error) {
-	old, err := l.loadLink(filepath.Join(l.dirPath(i), linkPrefix+name))
+	old, err := confined.LoadLink(l.path, filepath.Join(l.dirPath(i), linkPrefix+name))
 	if err != nil {
 		return nil, err
 	}

@@ -8,7 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
+	"github.com/weir-project/weir/kernel/internal/flock"
 )
 
 // lockDir is the directory below the root with the flock of the write lock. Only the owner may open it, and locking
@@ -35,15 +35,6 @@ func (r *Root) openLock() (*os.File, error) {
 	return dir, nil
 }
 
-// tryFlock reports whether it got the lock on an open directory.
-func tryFlock(dir *os.File) (bool, error) {
-	err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
 // Claim makes one process at a time responsible for work on a published instance. It is for slow work, done without the
 // write lock. ok is false while another process has the claim. The claim ends with release or with the process, and does
 // not pass to another publication of the instance. Only the owner of the pins and root can claim: a reader in the group
@@ -67,7 +58,7 @@ func (r *Root) Claim(i Instance) (release func(), ok bool, err error) {
 			}
 			return nil, false, err
 		}
-		if ok, err = tryFlock(dir); err != nil || !ok {
+		if ok, err = flock.Try(dir); err != nil || !ok {
 			dir.Close()
 			return nil, false, err
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/weir-project/weir/kernel/internal/confined"
 	"golang.org/x/sys/unix"
 )
 
@@ -107,7 +108,7 @@ func (l *WriteLock) goOver(staged string, u Upgrade, rec swapRecord, swap func()
 	}
 	defer m.Close()
 	path := filepath.Join(staged, swapPin)
-	if err := errors.Join(m.Put(uint32(0), rec), l.pin(path, m), l.setRights(path, false, l.gid())); err != nil {
+	if err := errors.Join(m.Put(uint32(0), rec), confined.Pin(l.path, path, m), l.setRights(path, false, l.gid())); err != nil {
 		return fmt.Errorf("record the upgrade: %w", err)
 	}
 	Step("upgrade:recorded")
@@ -141,7 +142,7 @@ func newSwapRecord(name string, p *ebpf.Program) (rec swapRecord, err error) {
 
 // goneOver reports whether the attachment runs the program of a staging directory.
 func (r *Root) goneOver(staged string) (bool, error) {
-	m, err := r.loadMap(filepath.Join(staged, swapPin), nil)
+	m, err := confined.LoadMap(r.path, filepath.Join(staged, swapPin), nil)
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil // not an upgrade
 	} else if err != nil {
@@ -156,7 +157,7 @@ func (r *Root) goneOver(staged string) (bool, error) {
 		return rec.Begun != 0, nil
 	}
 	name := string(bytes.TrimRight(rec.Link[:], "\x00"))
-	ln, err := r.loadLink(filepath.Join(staged, linkPrefix+name))
+	ln, err := confined.LoadLink(r.path, filepath.Join(staged, linkPrefix+name))
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil // killed before it was pinned
 	} else if err != nil {
@@ -170,7 +171,7 @@ func (r *Root) goneOver(staged string) (bool, error) {
 // loadLinkAgain opens a pinned link as a new descriptor. Pinning it elsewhere then adds a pin. The library would move
 // its known pin.
 func (r *Root) loadLinkAgain(path string) (Link, error) {
-	ln, err := r.loadLink(path)
+	ln, err := confined.LoadLink(r.path, path)
 	if err != nil {
 		return nil, err
 	}

@@ -6,15 +6,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/weir-project/weir/internal/pidfd"
+	"github.com/weir-project/weir/kernel/internal/flock"
 )
 
 // tellAfter is the waiting time before Lock reports the wait.
@@ -43,54 +39,15 @@ func tellWait(text string) {
 
 // lockOwner describes the process with the write lock, or returns "" if it is unknown.
 func (r *Root) lockOwner() string {
-	pid := flockOwner(filepath.Join(r.path, lockDir))
+	pid := flock.Owner(filepath.Join(r.path, lockDir))
 	if pid == "" {
 		return ""
 	}
-	return fmt.Sprintf("process %s (%s)", pid, processCommand(pid))
+	return fmt.Sprintf("process %s (%s)", pid, flock.Command(pid))
 }
 
 // Locked reports whether a process holds the write lock.
-func (r *Root) Locked() bool { return flockOwner(filepath.Join(r.path, lockDir)) != "" }
-
-// flockOwner returns the PID of a directory's flock owner in /proc/locks (proc_locks(5)).
-func flockOwner(path string) string {
-	info, err := os.Stat(path)
-	if err != nil {
-		return ""
-	}
-	st := info.Sys().(*syscall.Stat_t)
-	file := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
-	locks, err := os.ReadFile("/proc/locks")
-	if err != nil {
-		return ""
-	}
-	for line := range strings.Lines(string(locks)) {
-		if f := strings.Fields(line); len(f) >= 6 && f[1] == "FLOCK" && f[5] == file {
-			return f[4]
-		}
-	}
-	return ""
-}
-
-// processCommand returns the command line of a process as one printable line.
-func processCommand(pid string) string {
-	n, _ := strconv.Atoi(pid) // 0 has none
-	args, err := pidfd.CommandLine(n)
-	if err != nil || len(args) == 0 {
-		return "it has exited"
-	}
-	text := strings.Join(args, " ")
-	if len(text) > 80 {
-		text = text[:80] + "…"
-	}
-	return strings.Map(func(c rune) rune {
-		if c < ' ' || c == 0x7f || c >= 0x80 && c < 0xa0 {
-			return '?'
-		}
-		return c
-	}, strings.ToValidUTF8(text, "?"))
-}
+func (r *Root) Locked() bool { return flock.Owner(filepath.Join(r.path, lockDir)) != "" }
 
 const servingName = "+serve"
 
@@ -106,7 +63,7 @@ func (r *Root) ClaimServing() (release func(), other string) {
 		if err != nil {
 			continue
 		}
-		ok, err := tryFlock(f)
+		ok, err := flock.Try(f)
 		held, _ := f.Stat()
 		if now, gone := os.Stat(path); err == nil && ok && gone == nil && os.SameFile(held, now) {
 			_ = f.Truncate(0)
@@ -117,7 +74,7 @@ func (r *Root) ClaimServing() (release func(), other string) {
 		n, _ := f.ReadAt(b, 0)
 		f.Close()
 		pid := strings.TrimSpace(string(b[:n]))
-		other = fmt.Sprintf("process %s (%s)", pid, processCommand(pid))
+		other = fmt.Sprintf("process %s (%s)", pid, flock.Command(pid))
 		time.Sleep(time.Millisecond)
 	}
 	return func() {}, other
@@ -128,7 +85,7 @@ func (r *Root) closeServing() {
 	dir := r.recordsPath()
 	if all, _ := r.files().ReadDir(dir); len(all) == 1 && all[0].Name() == servingName {
 		if f, err := r.files().OpenFile(filepath.Join(dir, servingName), os.O_RDONLY, 0); err == nil {
-			if ok, err := tryFlock(f); err == nil && ok {
+			if ok, err := flock.Try(f); err == nil && ok {
 				_ = r.files().Remove(filepath.Join(dir, servingName))
 			}
 			f.Close()

@@ -187,7 +187,7 @@ func floorOf(dir string) (int, bool) {
 // mayPin reports whether a package may pin and link. The packages below kernel import it but may
 // not: hook attaches without kernel links, probe tests facilities, instances lets kernel pin.
 func mayPin(dir string) bool {
-	return dir == "kernel" || slices.Contains([]string{"internal", "lab"}, top(dir))
+	return dir == "kernel" || strings.HasPrefix(dir, "kernel/internal/") || slices.Contains([]string{"internal", "lab"}, top(dir))
 }
 
 // top returns the first element of a path, feature the second.
@@ -338,6 +338,7 @@ func TestRules(t *testing.T) {
 		{"feature/steer/a.go", "github.com/cilium/ebpf/link", "only kernel/ links programs"},
 		{"host/a.go", "github.com/cilium/ebpf/link", "only kernel/ links programs"},
 		{"kernel/hook/a.go", "github.com/cilium/ebpf/link", "only kernel/ links programs"},
+		{"kernel/internal/confined/a.go", "github.com/cilium/ebpf/link", ""},
 		{"kernel/probe/a.go", "kernel", ""},
 		{"attic/a.go", "fmt", `folder "attic" stands on no floor`},
 		{"a.go", "fmt", `folder "" stands on no floor`},

@@ -7,7 +7,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 )
 
@@ -36,3 +39,51 @@ func Open(base, path string) (*os.File, error) {
 
 // Name returns a name of an open file for calls that take only names. Nobody can exchange the file behind it.
 func Name(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
+
+// bpf(2) follows links to pins. The owner of the pins could exchange one for a link to the pin of another program, for
+// example of a firewall, and a command of root would detach that. So these functions open and make pins.
+
+// LoadMap opens the map pinned at path, below base.
+func LoadMap(base, path string, opts *ebpf.LoadPinOptions) (*ebpf.Map, error) {
+	f, err := Open(base, path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return ebpf.LoadPinnedMap(Name(f), opts)
+}
+
+// LoadLink opens the link pinned at path, below base.
+func LoadLink(base, path string) (link.Link, error) {
+	f, err := Open(base, path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return link.LoadPinnedLink(Name(f), nil)
+}
+
+// Pin pins an object at path, below base.
+func Pin(base, path string, object interface{ Pin(string) error }) error {
+	dir, err := Open(base, filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return object.Pin(filepath.Join(Name(dir), filepath.Base(path)))
+}
+
+// Names lists the entries of a directory with a prefix, without the prefix.
+func Names(dir, prefix string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, e := range entries {
+		if n, ok := strings.CutPrefix(e.Name(), prefix); ok {
+			out = append(out, n)
+		}
+	}
+	return out, nil
+}
