@@ -170,18 +170,28 @@ func TestSummary(t *testing.T) {
 // Names of a run become names of a machine, and columns stay aligned.
 func TestRename(t *testing.T) {
 	got := rename([]string{
+		"in words of /tmp/weir-lab-1 and more", // a sentence, at blanks of the heading
 		"SLOT  MEMBER                          PID",
 		"0     pidfile /tmp/weir-lab-1/a.pid   12",
 		"1     pidfile /tmp/weir-lab-1/bc.pid  13",
 		"      (none of the above is a table)",
 	}, "/tmp/weir-lab-1", "/run")
 	want := []string{
+		"in words of /run and more",
 		"SLOT  MEMBER               PID",
 		"0     pidfile /run/a.pid   12",
 		"1     pidfile /run/bc.pid  13",
 		"      (none of the above is a table)",
 	}
 	if !slices.Equal(got, want) {
+		t.Errorf("%q", got)
+	}
+}
+
+// A table without the name keeps its columns, also below a sentence with it.
+func TestRenameElsewhere(t *testing.T) {
+	got := rename([]string{"in words of weir-lab-1-collectors", "SLOT  MEMBER                   PID", "0     pidfile /run/a.pid      12"}, "weir-lab-1-", "")
+	if want := []string{"in words of collectors", "SLOT  MEMBER                   PID", "0     pidfile /run/a.pid      12"}; !slices.Equal(got, want) {
 		t.Errorf("%q", got)
 	}
 }

@@ -64,7 +64,23 @@ func (s *Stage) Output(text string, lines int) {
 }
 
 // rename replaces a name by a shorter one, and keeps the columns of tables.
-func rename(lines []string, from, to string) []string {
+func rename(lines []string, from, to string) (out []string) {
+	for len(lines) > 0 {
+		n := 1
+		for row(lines[0]) && n < len(lines) && row(lines[n]) {
+			n++
+		}
+		out = append(out, renameTable(lines[:n], from, to)...)
+		lines = lines[n:]
+	}
+	return out
+}
+
+// row reports whether a line is a row of a table: it has several spaces between columns.
+func row(l string) bool { return strings.Contains(strings.TrimSpace(l), "  ") }
+
+// renameTable renames in one table, or in one line outside tables.
+func renameTable(lines []string, from, to string) []string {
 	out, column := make([]string, len(lines)), -1
 	for i, l := range lines {
 		out[i] = strings.ReplaceAll(l, from, to)
