@@ -72,7 +72,7 @@ func (l *WriteLock) upgrade(dir string, u Upgrade) error {
 		keep = append(keep, u.Link)
 	}
 	for _, name := range keep {
-		ln, err := l.loadLinkAgain(filepath.Join(dir, linkPrefix+name))
+		ln, err := confined.LoadLink(l.path, filepath.Join(dir, linkPrefix+name))
 		if err != nil {
 			return err
 		}
@@ -166,25 +166,6 @@ func (r *Root) goneOver(staged string) (bool, error) {
 	defer ln.Close()
 	info, err := ln.Info()
 	return err == nil && uint32(info.Program) == rec.Program, err
-}
-
-// loadLinkAgain opens a pinned link as a new descriptor. Pinning it elsewhere then adds a pin. The library would move
-// its known pin.
-func (r *Root) loadLinkAgain(path string) (Link, error) {
-	ln, err := confined.LoadLink(r.path, path)
-	if err != nil {
-		return nil, err
-	}
-	defer ln.Close()
-	fd, ok := ln.(interface{ FD() int })
-	if !ok {
-		return nil, fmt.Errorf("%s: %w: a link of type %T cannot be moved", path, ErrUnsupported, ln)
-	}
-	dup, err := unix.FcntlInt(uintptr(fd.FD()), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	return link.NewFromFD(dup)
 }
 
 // replaceProgram moves a link to another program atomically. It fails if another writer has changed the link's program

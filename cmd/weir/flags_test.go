@@ -42,7 +42,7 @@ func TestFlagErrors(t *testing.T) {
 // Wrong typing exits with exitUsage, and the message names the remedy.
 func TestWrongUsage(t *testing.T) {
 	for _, c := range []struct{ line, want string }{
-		{"explain 192.0.2.1 192.0.2.2", "want weir explain {udp | tcp} FROM TO, got 2 of its arguments; see weir explain --help"},
+		{"explain 192.0.2.1 192.0.2.2", "want weir explain {udp | tcp} FROM TO, got 2 arguments; see weir explain --help"},
 		{"explain icmp 192.0.2.1 192.0.2.2", `protocol "icmp": want udp or tcp`},
 		{"explain udp 192.0.2.1 192.0.2.2:1", "want an address and a port"},
 		{"apply --confrim 5m", "unknown flag: --confrim; did you mean --confirm?"},

@@ -166,7 +166,7 @@ func wrapArgs(c *cobra.Command) {
 			if cmd.RunE != nil && !cmd.HasSubCommands() && strings.HasPrefix(err.Error(), "unknown command") {
 				err = fmt.Errorf("%s takes no arguments, got %q", cmd.CommandPath(), args[0])
 			} else if strings.HasPrefix(err.Error(), "accepts ") || strings.HasPrefix(err.Error(), "requires ") {
-				err = fmt.Errorf("want %s, got %d of its arguments", strings.TrimSuffix(cmd.UseLine(), " [flags]"), len(args))
+				err = fmt.Errorf("want %s, got %s", strings.TrimSuffix(cmd.UseLine(), " [flags]"), fmt.Count(len(args), "argument"))
 			}
 			return cli.Usage(fmt.Errorf("%w; see %s --help", err, cmd.CommandPath()))
 		}

@@ -15,7 +15,7 @@ import (
 // stops until the progress is seen.
 func TestProgress(t *testing.T) {
 	for line, x := range map[string]struct{ input, want string }{
-		"reroute plan -f -":                 {"{nodes: [{name: a}, {name: b}], links: [{from: a, to: b, metric: 1}]}\n", "2 nodes, 1 links"},
+		"reroute plan -f -":                 {"{nodes: [{name: a}, {name: b}], links: [{from: a, to: b, metric: 1}]}\n", "2 nodes, 1 link"},
 		"filter test udp -r -":              {"\xd4\xc3\xb2\xa1\x02\x00\x04\x00" + strings.Repeat("\x00", 8) + "\xff\xff\x00\x00\x01\x00\x00\x00", "0 packets"},
 		"--root ROOT bind load --dry-run -": {`{"bindings": [{"label": "www", "prefix": "192.0.2.1/32", "port": 80, "protocol": "tcp"}]}`, "1 added"},
 	} {

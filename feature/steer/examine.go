@@ -60,7 +60,11 @@ func examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
 					fmt.Sprintf("weir steer admit %s --slot %d admits the configured member", s.Name, slot.Slot))
 			}
 			if slot.Reason != "" && !slot.Withdrawn && s.Record.Service.Member(slot.Slot) != nil {
-				add(slot.Describe(), "")
+				remedy := ""
+				if slot.Admitted() {
+					remedy = "correct bound of the member in weir.yaml, or let it open this socket; then run weir apply"
+				}
+				add(slot.Describe(), remedy)
 			}
 		}
 		s.ExamineOverrides(ctx, add)

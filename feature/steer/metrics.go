@@ -138,7 +138,7 @@ func (c collector) service(ch chan<- prometheus.Metric, s *state.Service) {
 	for n, slot := range s.Slots {
 		label := strconv.Itoa(slot.Slot)
 		send(admittedDesc, prometheus.GaugeValue, feature.Gauge(slot.Admitted()), label, slot.Member)
-		if slot.Reason != "" && slot.Occupant == "" {
+		if slot.Reason != "" && slot.Occupant == "" && !slot.Admitted() {
 			send(emptyDesc, prometheus.GaugeValue, 1, label, slot.Reason)
 		}
 		send(drainedDesc, prometheus.GaugeValue, feature.Gauge(slices.Contains(s.Drained, slot.Slot)), label)

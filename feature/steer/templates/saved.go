@@ -7,7 +7,6 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer/bpf"
@@ -88,7 +87,7 @@ func (t Saved) Plan(plan *feature.Plan, r *kernel.Root, scope string) error {
 	if err != nil || len(lost) == 0 {
 		return err
 	}
-	plan.Add(feature.Step{Verb: "restore", Object: "templates of net:[" + scope + "]", Detail: fmt.Sprintf("%s", printable.Count(len(lost), "exporter")),
+	plan.Add(feature.Step{Verb: "restore", Object: "templates of net:[" + scope + "]", Detail: printable.Count(len(lost), "exporter"),
 		Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", t.Restore(l, scope) }})
 	return nil
 }

@@ -43,24 +43,42 @@ func Name(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 // bpf(2) follows links to pins. The owner of the pins could exchange one for a link to the pin of another program, for
 // example of a firewall, and a command of root would detach that. So these functions open and make pins.
 
-// LoadMap opens the map pinned at path, below base.
+// LoadMap opens the map pinned at path, below base. The library would move a pin that it knows, so it learns none.
 func LoadMap(base, path string, opts *ebpf.LoadPinOptions) (*ebpf.Map, error) {
 	f, err := Open(base, path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	return ebpf.LoadPinnedMap(Name(f), opts)
+	m, err := ebpf.LoadPinnedMap(Name(f), opts)
+	if err != nil {
+		return nil, err
+	}
+	defer m.Close()
+	return m.Clone()
 }
 
-// LoadLink opens the link pinned at path, below base.
+// LoadLink opens the link pinned at path, below base. Like a map of LoadMap, it can be pinned once more.
 func LoadLink(base, path string) (link.Link, error) {
 	f, err := Open(base, path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	return link.LoadPinnedLink(Name(f), nil)
+	ln, err := link.LoadPinnedLink(Name(f), nil)
+	if err != nil {
+		return nil, err
+	}
+	fd, ok := ln.(interface{ FD() int })
+	if !ok {
+		return ln, nil // of no kind that weir pins
+	}
+	defer ln.Close()
+	dup, err := unix.FcntlInt(uintptr(fd.FD()), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	return link.NewFromFD(dup)
 }
 
 // Pin pins an object at path, below base.
