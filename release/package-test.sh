@@ -246,6 +246,7 @@ check "no runtime files" gone /run/weir
 check "the members still answer" any_answers
 if [ -n "$systemd" ]; then
 	kill "$(cat /run/member-0.pid)" "$(cat /run/member-1.pid)"
+	# shellcheck source=release/units-test.sh
 	. /weir/units-test.sh
 fi
 exit $failed
