@@ -172,7 +172,7 @@ package: ## dist/: .deb and .rpm, tarballs, SBOMs and checksums, for amd64 and a
 	release/build "$(patsubst v%,%,$(VERSION))" dist
 
 .PHONY: package-test
-package-test: package ## as root: install, upgrade under traffic, remove and purge dist/'s packages, in a chroot and a VM with systemd
+package-test: build package ## as root: install, upgrade under traffic, remove and purge dist/'s packages, in a chroot and a VM with systemd
 	release/test dist
 
 # A version must be given: git describe is no release.
