@@ -3,7 +3,6 @@
 package confined
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,26 +14,33 @@ import (
 )
 
 // Open opens path, a file or directory below base, with O_PATH. It follows no link below base: a link is an error. It
-// needs openat2(2), Linux 5.6.
+// opens name by name, without openat2(2): RestrictSUIDSGID= of a unit forbids that call.
 func Open(base, path string) (*os.File, error) {
 	rel, err := filepath.Rel(base, path)
-	if err != nil {
-		return nil, err
+	if err != nil || !filepath.IsLocal(rel) {
+		return nil, &os.PathError{Op: "open", Path: path, Err: fmt.Errorf("not below %s", base)}
 	}
-	b, err := unix.Open(base, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	dir, err := unix.Open(base, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: base, Err: err}
 	}
-	defer unix.Close(b)
-	fd, err := unix.Openat2(b, rel, &unix.OpenHow{
-		Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
-	})
-	if errors.Is(err, unix.ELOOP) {
-		return nil, fmt.Errorf("%s is a symbolic link, or below one: remove it", path)
-	} else if err != nil {
-		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	for name := range strings.SplitSeq(rel, "/") {
+		fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		unix.Close(dir)
+		if err != nil {
+			return nil, &os.PathError{Op: "open", Path: path, Err: err}
+		}
+		var st unix.Stat_t
+		if err = unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK {
+			err = fmt.Errorf("%s is a symbolic link: remove it", name)
+		}
+		if err != nil {
+			unix.Close(fd)
+			return nil, &os.PathError{Op: "open", Path: path, Err: err}
+		}
+		dir = fd
 	}
-	return os.NewFile(uintptr(fd), path), nil
+	return os.NewFile(uintptr(dir), path), nil
 }
 
 // Name returns a name of an open file for calls that take only names. Nobody can exchange the file behind it.
