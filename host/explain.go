@@ -101,7 +101,7 @@ func (h *Host) Explain(ctx context.Context, p feature.Packet) (*feature.Explanat
 	return lookup, nil
 }
 
-// split separates the verdicts about packets for this host from those about forwarded packets.
+// split separates verdicts about packets for this host from verdicts about forwarded packets.
 func split(all []feature.Verdict) (here, forward []feature.Verdict) {
 	at := slices.IndexFunc(all, func(v feature.Verdict) bool { return v.Stage == feature.StageForward })
 	if at < 0 {

@@ -23,7 +23,7 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// keptFiles are the files of a release in /run/weir/records/<root>, by name. Those of instances have only the name of the
+// keptFiles are the files of a release in /run/weir/records/<root>, by name. A file of an instance has only the name of the
 // instance.
 type keptFiles struct {
 	Files     map[string]json.RawMessage `json:"files"`

@@ -110,7 +110,7 @@ func (t *Terminal) Print(lines ...string) {
 	}
 }
 
-// add draws another line, and forgets those no screen has room for.
+// add draws another line, and forgets lines without room on a screen.
 func (t *Terminal) add(s saying) {
 	const most = 500
 	t.said = append(t.said, s)

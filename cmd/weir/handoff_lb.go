@@ -60,7 +60,7 @@ func balancedServices(_ *cobra.Command, g *cli.Globals, _ []string) []string {
 	return slices.Sorted(maps.Keys(spec.Services))
 }
 
-// balancedBackends completes the backends of the file, and those known to the agents.
+// balancedBackends completes the backends of the file and of the agents.
 func balancedBackends(_ *cobra.Command, g *cli.Globals, _ []string) []string {
 	out := completed(g, func(st host.Status) (out []string) {
 		r, _ := host.Part[lb.Report](st, lb.Name)

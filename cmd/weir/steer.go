@@ -74,7 +74,7 @@ func slotNumbers(cmd *cobra.Command, g *cli.Globals, args []string) []string {
 	})
 }
 
-// deviceNames completes the sources of a service: names, or addresses of those without a name.
+// deviceNames completes the sources of a service: their names, else their addresses.
 func deviceNames(cmd *cobra.Command, g *cli.Globals, args []string) (out []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), completing)
 	defer cancel()

@@ -89,7 +89,7 @@ func (s *space) covered(b box) (cost float64) {
 	return cost
 }
 
-// label places all texts: names first, those of the path before others, then metrics.
+// label places all texts: first names, beginning with the path, then metrics.
 func (p *picture) label() {
 	p.space = &space{map[[2]int][]box{}, map[[2]int][]dot{}}
 	for _, a := range p.at {
@@ -116,7 +116,7 @@ func (p *picture) label() {
 	p.metrics()
 }
 
-// order returns all routers: those of the path first, then those with the most neighbours close by.
+// order returns all routers: first the path, then the others by their number of near neighbours.
 func (p *picture) order() []int {
 	crowd := make([]int, len(p.at))
 	for i, a := range p.at {
