@@ -38,7 +38,7 @@ func (g *gen) dissect() {
 	if !g.inPlace() {
 		g.open(p.blank)
 	}
-	g.blank()
+	g.fill(0, imgSpare, asm.R1)
 	if g.o.Start == Ethernet {
 		g.ethernet()
 	}
@@ -48,7 +48,7 @@ func (g *gen) dissect() {
 		g.GoTo(g.done)
 	}
 	g.Bind(p.blank)
-	g.blank()
+	g.fill(0, imgSpare, asm.R1)
 	g.Bind(g.done)
 	g.Op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word))
 	if g.merged != nil {
@@ -64,14 +64,15 @@ type paths struct {
 	l4    code.Label // transport header bytes in the image, R9 is their offset, R0 the protocol
 }
 
-// blank initialises the image where loads may not.
-func (g *gen) blank() {
+// fill initialises the headers in the image from an offset on, where loads may not, with a word unknown to the verifier.
+// It uses a register.
+func (g *gen) fill(from int16, word int16, r asm.Register) {
 	if g.o.Kernel.Unwritten {
 		return
 	}
-	g.Op(asm.LoadMem(asm.R1, asm.R8, imgSpare, asm.Word))
-	for i := int16(0); i < imgTag0; i += 4 {
-		g.Op(asm.StoreMem(asm.R8, i, asm.R1, asm.Word))
+	g.Op(asm.LoadMem(r, asm.R8, word, asm.Word))
+	for i := from; i < imgTag0; i += 4 {
+		g.Op(asm.StoreMem(asm.R8, i, r, asm.Word))
 	}
 }
 
@@ -111,6 +112,9 @@ func (g *gen) hot(p *paths) {
 	}
 	g.Jump(asm.JNE.Imm(asm.R2, type4, ""), six)
 	g.behindIP(l3+20, imgL4, int32(g.transportSize()))
+	if g.reads(size) && g.need&anyIP6 != 0 { // the verifier does not know that rules for IPv6 are skipped
+		g.fill(imgIP+20, imgLen, asm.R0)
+	}
 	g.hotHeader(l3)
 	g.hot4(p)
 	g.Bind(six)
