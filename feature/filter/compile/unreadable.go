@@ -324,6 +324,7 @@ func (g *gen) unreadables() {
 		if v.have == expr.HaveLink {
 			g.Bind(v.enter)
 			g.found(noIP)
+			g.storeMaybe(0) // unknown fields count as absent
 			g.GoTo(counted)
 			continue
 		}
