@@ -58,6 +58,12 @@ type Completer interface {
 	Complete(l *kernel.WriteLock, i kernel.Instance, lacks []string) (note string, err error)
 }
 
+// Mapped is implemented by features with other names of maps than NAME_… in the kernel. Recovery pins a recorded map again
+// only if its name begins with one of the prefixes, because a damaged or forged record can name any map of the host.
+type Mapped interface {
+	MapPrefixes() []string
+}
+
 // Restorer is implemented by features that a later process can restore after changes of pins and files: for weir apply
 // --confirm, and for an apply that fails midway.
 type Restorer interface {

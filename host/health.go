@@ -205,9 +205,23 @@ func (h *Host) recoveries(faults []kernel.Fault, only []string) (steps []feature
 	return steps
 }
 
+// ownMap reports whether a map's name in the kernel is one of weir's.
+func ownMap(name string) bool {
+	for _, f := range features {
+		prefixes := []string{f.Name + "_"}
+		if m, ok := f.Value.(feature.Mapped); ok {
+			prefixes = m.MapPrefixes()
+		}
+		if slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(name, p) }) {
+			return true
+		}
+	}
+	return false
+}
+
 // recoverInstance restores the living parts of an instance. Its feature recreates the rest.
 func recoverInstance(l *kernel.WriteLock, i kernel.Instance) (note string, err error) {
-	lacks, err := l.Restore(i)
+	lacks, err := l.Restore(i, ownMap)
 	if err == nil && len(lacks) == 0 {
 		return "", nil
 	}

@@ -285,6 +285,19 @@ func TestLayoutsOfReleases(t *testing.T) {
 	}
 }
 
+// Recovery knows the maps of every release by their names in the kernel.
+func TestMapsOfReleasesAreOwn(t *testing.T) {
+	for _, version := range releasetest.Versions(t, "pins.json") {
+		for _, i := range releasedPins(t, version) {
+			for _, m := range i.Maps {
+				if !ownMap(m.Name) {
+					t.Errorf("%s: map %s of %s: %s is no name of any feature: see feature.Mapped", version, m.Pin, i.Instance, m.Name)
+				}
+			}
+		}
+	}
+}
+
 func layoutChanges(o bpfObject, was pinnedMap) []string {
 	is, err := layoutNow(o, was)
 	if err != nil {

@@ -178,7 +178,7 @@ func TestForeignPins(t *testing.T) {
 			}
 			o.Close()
 		}
-		_, _ = l.Restore(instance)
+		_, _ = l.Restore(instance, anyMap)
 		_ = l.SetGroup(readers)
 		_ = l.Remove(instance)
 		l.Unlock()

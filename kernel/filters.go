@@ -168,8 +168,8 @@ func (t Clsact) ahead(ns *netns.Handle, ours map[uint32]bool) (out []string) {
 	return append(out, target{Kind: targetTCX, Where: uint64(t.Ifindex), Hook: uint32(hook)}.ahead(ns, 0, ours)...)
 }
 
-// restoreFilters attaches missing filters again whose programs are still held by an agent. Features attach their other
-// missing filters.
+// restoreFilters attaches missing filters again whose programs are still held by an agent and use a map of the instance.
+// Features attach their other missing filters.
 func (l *WriteLock) restoreFilters(i Instance, rec record) error {
 	if len(rec.Filters) == 0 {
 		return nil
@@ -181,7 +181,7 @@ func (l *WriteLock) restoreFilters(i Instance, rec record) error {
 	defer ns.Close()
 	return ns.Do(func() error {
 		for _, f := range rec.Filters {
-			if f.Program == 0 || !f.lostAt() {
+			if f.Program == 0 || !f.lostAt() || !NewChecker(l.Root).runsOwn(i, ebpf.ProgramID(f.Program)) {
 				continue
 			}
 			p, err := ebpf.NewProgramFromID(ebpf.ProgramID(f.Program))

@@ -53,7 +53,13 @@ func publishHere(t *testing.T, l *WriteLock, change ...func(*Meta)) (Instance, L
 // lookupOver returns an sk_lookup program over a map.
 func lookupOver(t *testing.T, m *ebpf.Map) *ebpf.Program {
 	t.Helper()
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "over", Type: ebpf.SkLookup, AttachType: ebpf.AttachSkLookup, License: "Dual BSD/GPL",
+	return over(t, ebpf.SkLookup, ebpf.AttachSkLookup, m)
+}
+
+// over returns a program over a map.
+func over(t *testing.T, kind ebpf.ProgramType, at ebpf.AttachType, m *ebpf.Map) *ebpf.Program {
+	t.Helper()
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "over", Type: kind, AttachType: at, License: "Dual BSD/GPL",
 		Instructions: asm.Instructions{asm.LoadMapPtr(asm.R1, m.FD()), asm.Mov.Imm(asm.R0, 1), asm.Return()}})
 	if err != nil {
 		t.Fatal(err)
@@ -73,7 +79,12 @@ func TestNotedFilters(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, prog := Clsact{Ifindex: lo.Index, Name: "noted"}, returns(t, ebpf.SchedCLS, -1)
+	own, err := l.Open(i)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	f, prog := Clsact{Ifindex: lo.Index, Name: "noted"}, over(t, ebpf.SchedCLS, ebpf.AttachNone, own.Maps["a"])
 	if err := f.Attach(prog); err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +95,7 @@ func TestNotedFilters(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantKinds(t, r, "taken away", "detached")
-	if lacks, err := l.Restore(i); err != nil || len(lacks) > 0 {
+	if lacks, err := l.Restore(i, anyMap); err != nil || len(lacks) > 0 {
 		t.Errorf("restored without %q: %v", lacks, err)
 	}
 	wantKinds(t, r, "restored")
@@ -138,7 +149,7 @@ func TestCheckAndRestore(t *testing.T) {
 	wantKinds(t, r, "published")
 	restore := func(what string, want ...string) {
 		t.Helper()
-		lacks, err := l.Restore(i)
+		lacks, err := l.Restore(i, anyMap)
 		if err != nil || strings.Join(lacks, " ") != strings.Join(want, " ") {
 			t.Errorf("%s: restored but for %q, %v; want %q", what, lacks, err, want)
 		}
@@ -360,7 +371,7 @@ func TestNumberOfAnotherNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantKinds(t, r, "detached with its namespace")
-	if _, err := l.Restore(i); err == nil {
+	if _, err := l.Restore(i, anyMap); err == nil {
 		t.Error("it was restored in another's namespace")
 	}
 }
@@ -389,3 +400,66 @@ func TestGoneNamespaceIsNoDamage(t *testing.T) {
 	}
 	wantKinds(t, r, "namespace gone, and a pin")
 }
+
+// A forged or copied record names objects of others. Restore neither pins nor attaches nor detaches them.
+func TestForeignObjectsInARecord(t *testing.T) {
+	needs(t, TCXLink)
+	r := newRoot(t)
+	l := lock(t, r)
+	defer l.Unlock()
+	i, _ := publishHere(t, l)
+	lo, err := net.InterfaceByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "theirs_map", Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	prog := over(t, ebpf.SchedCLS, ebpf.AttachNone, m)
+	theirs, err := TCX{Ifindex: lo.Index, Device: "lo"}.Attach(prog)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer theirs.Close()
+	mi, err := m.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	li, err := theirs.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(l.recordsAt(l.device()), recordName(i))
+	rec, err := l.readRecord(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, _ := mi.ID()
+	filter := Clsact{Ifindex: lo.Index, Name: "theirs"}
+	rec.Maps["zz"] = id
+	rec.Links["dev"] = linkRecord{li.ID, newTarget(li)}
+	rec.Filters = []filterRecord{{filter, uint32(li.Program)}}
+	l.writeRecord(rec)
+	for range 2 { // the second Restore meets the pins of the first
+		lacks, err := l.Restore(i, func(name string) bool { return name != "theirs_map" })
+		if err != nil || strings.Join(lacks, " ") != mapPrefix+"zz "+linkPrefix+"dev" {
+			t.Errorf("restored but for %q, %v", lacks, err)
+		}
+		if now, err := theirs.Info(); err != nil || newTarget(now).Where == 0 {
+			t.Errorf("the foreign link is detached: %v, %v", now, err)
+		}
+		if there, err := filter.Attached(); err != nil || there {
+			t.Errorf("the foreign program is attached: %v, %v", there, err)
+		}
+		for _, pin := range []string{mapPrefix + "zz", linkPrefix + "dev"} {
+			if _, err := os.Stat(filepath.Join(r.dir(i), pin)); err == nil {
+				t.Errorf("%s is pinned", pin)
+			}
+		}
+	}
+}
+
+// anyMap accepts all names of maps.
+func anyMap(string) bool { return true }

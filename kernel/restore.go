@@ -73,7 +73,11 @@ func (l *WriteLock) recorded(i Instance) (record, bool) {
 // Restore completes a damaged instance from its living parts. It pins maps and links still held by a program, a process
 // or another link, attaches detached links again with their programs, and restores meta from the record. lacks names the
 // pins lost for good. The instance then exists without them.
-func (l *WriteLock) Restore(i Instance) (lacks []string, err error) {
+//
+// Whoever can write a record can name any object of the host in it, and the IDs in a copied record are now others'. So a
+// map must have a name of the feature in the kernel, as reported by named, and a program must use a map of the instance.
+// Other objects are lost for good.
+func (l *WriteLock) Restore(i Instance, named func(mapName string) bool) (lacks []string, err error) {
 	rec, ok := l.recorded(i)
 	if !ok {
 		return nil, fmt.Errorf("%s is damaged, and there is no record of it: run weir remove for its feature, then weir apply", i)
@@ -90,7 +94,7 @@ func (l *WriteLock) Restore(i Instance) (lacks []string, err error) {
 			return nil, err
 		}
 	}
-	if lacks, err = l.restoreMaps(dir, rec); err != nil {
+	if lacks, err = l.restoreMaps(dir, rec, named); err != nil {
 		return lacks, err
 	}
 	links, err := l.restoreLinks(i, rec)
@@ -125,13 +129,13 @@ func (l *WriteLock) makeRestored(dir string) error {
 	return nil
 }
 
-func (l *WriteLock) restoreMaps(dir string, rec record) (lacks []string, err error) {
+func (l *WriteLock) restoreMaps(dir string, rec record, named func(string) bool) (lacks []string, err error) {
 	for _, name := range slices.Sorted(maps.Keys(rec.Maps)) {
 		path := filepath.Join(dir, mapPrefix+name)
 		if _, err := os.Stat(path); err == nil {
 			continue
 		}
-		m, err := ebpf.NewMapFromID(rec.Maps[name])
+		m, err := liveMap(rec.Maps[name], named)
 		if err != nil {
 			lacks = append(lacks, mapPrefix+name)
 			continue
@@ -143,6 +147,23 @@ func (l *WriteLock) restoreMaps(dir string, rec record) (lacks []string, err err
 		}
 	}
 	return lacks, nil
+}
+
+// liveMap finds a living map without a pin. It rejects a map of another feature or program.
+func liveMap(id ebpf.MapID, named func(string) bool) (*ebpf.Map, error) {
+	m, err := ebpf.NewMapFromID(id)
+	if err != nil {
+		return nil, err
+	}
+	info, err := m.Info()
+	if err == nil && !named(info.Name) {
+		err = fmt.Errorf("map %d %q belongs to another program", id, info.Name)
+	}
+	if err != nil {
+		m.Close()
+		return nil, err
+	}
+	return m, nil
 }
 
 func (l *WriteLock) restoreMeta(dir string, rec record) error {
@@ -187,7 +208,7 @@ func (l *WriteLock) restoreLinks(i Instance, rec record) (lacks []string, err er
 		}
 		var ln Link
 		if statErr != nil {
-			ln, err = liveLink(was)
+			ln, err = c.liveLink(i, was)
 		} else if f.Kind == FaultDetached {
 			ln, err = l.attachAgain(i, name, was, ns)
 		} else {
@@ -206,17 +227,23 @@ func (l *WriteLock) restoreLinks(i Instance, rec record) (lacks []string, err er
 	return lacks, nil
 }
 
-// liveLink finds a living link without a pin. It rejects a detached link.
-func liveLink(was linkRecord) (Link, error) {
+// liveLink finds a living link without a pin. It rejects a detached link, and a link with a foreign program.
+func (c *Checker) liveLink(i Instance, was linkRecord) (Link, error) {
 	ln, err := link.NewFromID(was.ID)
 	if err != nil {
 		return nil, err
 	}
-	if info, err := ln.Info(); err != nil || newTarget(info) != was.target {
+	if info, err := ln.Info(); err != nil || newTarget(info) != was.target || !c.runsOwn(i, info.Program) {
 		ln.Close()
 		return nil, ErrDetached
 	}
 	return ln, nil
+}
+
+// runsOwn reports whether a program uses a map of the instance.
+func (c *Checker) runsOwn(i Instance, program ebpf.ProgramID) bool {
+	own, _ := c.usesMap(i, program)
+	return own
 }
 
 // attachAgain attaches the program of a detached link to its recorded hook.
@@ -230,7 +257,7 @@ func (l *WriteLock) attachAgain(i Instance, name string, was linkRecord, ns *net
 	if err != nil {
 		return nil, err
 	}
-	if info.ID != was.ID || !NewChecker(l.Root).owns(i, nil, info) {
+	if info.ID != was.ID || !NewChecker(l.Root).runsOwn(i, info.Program) {
 		return nil, fmt.Errorf("%s%s: %w", linkPrefix, name, ErrDetached)
 	}
 	prog, err := ebpf.NewProgramFromID(info.Program)

@@ -42,6 +42,9 @@ var (
 // Name implements feature.Feature.
 func (Feature) Name() string { return Name }
 
+// MapPrefixes implements feature.Mapped.
+func (Feature) MapPrefixes() []string { return []string{"reroute_", "bfd_", "liveness_"} }
+
 // Needs implements feature.Feature: the needs of all parts, each once.
 func (Feature) Needs(c Config) []kernel.Need {
 	out := protect.Needs(c.protection())

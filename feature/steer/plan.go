@@ -128,6 +128,11 @@ var _ feature.Feature[spec.Config, state.State] = Feature{}
 // Name implements feature.Feature.
 func (Feature) Name() string { return spec.Name }
 
+// MapPrefixes implements feature.Mapped.
+func (Feature) MapPrefixes() []string {
+	return []string{"steer_", "bound_", "bind_", "copy_", "templates_"}
+}
+
 // Needs implements feature.Feature.
 func (Feature) Needs(c spec.Config) []kernel.Need {
 	share := probe.BindShare

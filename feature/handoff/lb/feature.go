@@ -69,6 +69,9 @@ func (s State) Err() error { return s.Unreadable.WithoutDamage().Err() }
 // Name implements feature.Feature.
 func (Feature) Name() string { return Name }
 
+// MapPrefixes implements feature.Mapped.
+func (Feature) MapPrefixes() []string { return []string{"lb_", "quarantine_"} }
+
 // Section implements feature.Sectioned.
 func (Feature) Section() any { return &Config{Name: Name} }
 
