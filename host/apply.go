@@ -116,6 +116,13 @@ func (h *Host) applyLocked(ctx context.Context, l *kernel.WriteLock, c *Config, 
 	if err != nil {
 		return err
 	}
+	if u != nil && u.Damaged != "" {
+		c.warn(u.Finding().Object + " " + u.Finding().Text)
+		if err := forgetChange(l); err != nil {
+			return err
+		}
+		u = nil
+	}
 	if u.Waits() && u.Left <= 0 { // no process was running to do it
 		if err := h.rollBack(ctx, l, u, each); err != nil {
 			return err

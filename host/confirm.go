@@ -46,13 +46,14 @@ type Unconfirmed struct {
 	Deadline   uint64        `json:"deadline"`              // CLOCK_BOOTTIME, ns
 	Retry      uint64        `json:"retry_after,omitempty"` // time of the next attempt, by the same clock
 	Boot       string        `json:"boot"`
+	Damaged    string        `json:"damaged,omitempty"` // file of an unreadable change, with the reason; nothing else is known
 }
 
 // savedHost holds the saved state of every feature, by name.
 type savedHost map[string]json.RawMessage
 
 // Waits reports whether the change is in force and may be confirmed.
-func (u *Unconfirmed) Waits() bool { return u != nil && u.RolledBack.IsZero() }
+func (u *Unconfirmed) Waits() bool { return u != nil && u.Damaged == "" && u.RolledBack.IsZero() }
 
 // over reports whether the change is due for a rollback.
 func (u *Unconfirmed) over() bool { return u.Waits() && u.Left <= 0 && kernel.Boottime() >= u.Retry }
@@ -66,6 +67,10 @@ func (u *Unconfirmed) begin(window time.Duration) {
 func (u *Unconfirmed) Finding() feature.Finding {
 	f := feature.Finding{Object: "change of " + u.Since.Format(time.TimeOnly)}
 	switch {
+	case u.Damaged != "":
+		f.Object = "unconfirmed change"
+		f.Text = "is unreadable, so nothing rolls it back: " + u.Damaged
+		f.Remedy = "run weir apply with the file that you want in force: it removes the unreadable one"
 	case !u.RolledBack.IsZero() && u.ByCommand:
 		f.Text = fmt.Sprintf("rolled back at %s by weir rollback", u.RolledBack.Format(time.TimeOnly))
 		f.Remedy = "no action is needed; the next change by weir apply removes this note"
@@ -88,12 +93,15 @@ func (u *Unconfirmed) Finding() feature.Finding {
 // Unconfirmed returns the change to be confirmed, or the last rolled-back one; nil if there is none.
 func (h *Host) Unconfirmed() (*Unconfirmed, error) {
 	text, err := h.Root.Kept(keptChange)
-	if err != nil || text == nil {
+	if unreadable(err) || err == nil && text == nil {
 		return nil, err
 	}
 	u := &Unconfirmed{}
-	if err := json.Unmarshal(text, u); err != nil {
-		return nil, fmt.Errorf("read the unconfirmed change: %w", err)
+	if err == nil {
+		err = json.Unmarshal(text, u)
+	}
+	if err != nil {
+		return &Unconfirmed{Damaged: fmt.Sprintf("%s: %v", h.Root.KeptPath(keptChange), err)}, nil
 	}
 	if u.Boot != kernel.BootID() {
 		return nil, nil // the pins ended with the previous boot
@@ -198,7 +206,11 @@ func (h *Host) Confirm(ctx context.Context) error {
 
 // missing returns the error for a missing change.
 func (u *Unconfirmed) missing() error {
-	if u != nil {
+	switch {
+	case u != nil && u.Damaged != "":
+		f := u.Finding()
+		return fmt.Errorf("%w: it %s: %s", errNoChange, f.Text, f.Remedy)
+	case u != nil:
 		return fmt.Errorf("%w: the change of %s was rolled back at %s", errNoChange, u.Since.Format(time.TimeOnly), u.RolledBack.Format(time.TimeOnly))
 	}
 	return fmt.Errorf("%w: weir apply --confirm makes one", errNoChange)
@@ -270,7 +282,7 @@ func (h *Host) restore(ctx context.Context, l *kernel.WriteLock, each func(Done)
 	}
 	var saved savedHost
 	if err := json.Unmarshal(text, &saved); err != nil {
-		return fmt.Errorf("read the state before the change: %w", err)
+		return fmt.Errorf("read the state before the change, %s: %w: weir confirm keeps the change", h.Root.KeptPath(keptBefore), err)
 	}
 	var errs []error
 	for _, f := range features {
@@ -403,6 +415,13 @@ func (h *Host) watchConfirmation(ctx context.Context, log feature.Logger) error 
 	}
 	for range (feature.Loop{Every: checkEvery, Later: true}).Turns(ctx) {
 		u, err := h.Unconfirmed()
+		if u != nil && u.Damaged != "" {
+			if told != u.Damaged {
+				told = u.Damaged
+				log.Warn("unconfirmed change unreadable, not rolled back", "err", u.Damaged)
+			}
+			continue
+		}
 		if err == nil && u.over() {
 			err = h.rollback(ctx, func(now *Unconfirmed) (bool, error) { u = now; return u.over(), nil }, func(Done) {})
 			if err != nil && ctx.Err() == nil {

@@ -319,6 +319,29 @@ func TestSecondApplyWhileUnconfirmed(t *testing.T) {
 	w.wantBefore("taken back", was)
 }
 
+// A damaged change is shown with its file. Nothing confirms or rolls it back, and weir apply removes it.
+func TestDamagedChange(t *testing.T) {
+	w, before, _ := confirmWorld(t)
+	w.apply(w.after(time.Hour))
+	path := w.Root.KeptPath(keptChange)
+	if err := os.WriteFile(path, []byte(`{"since": "not a time"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	st, err := w.Reader("/nonexistent").Status(t.Context())
+	if err != nil || st.Unconfirmed == nil || !strings.Contains(st.Unconfirmed.Finding().Text, path) || len(st.parts) == 0 {
+		t.Errorf("status: %+v, %v", st.Unconfirmed, err)
+	}
+	for verb, err := range map[string]error{"confirm": w.Confirm(t.Context()), "rollback": w.Rollback(t.Context(), func(Done) {})} {
+		if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "weir apply") {
+			t.Errorf("%s: %v", verb, err)
+		}
+	}
+	w.apply(before)
+	if u, err := w.Unconfirmed(); err != nil || u != nil {
+		t.Errorf("after apply: %+v, %v", u, err)
+	}
+}
+
 // Later changes by operators stay, and removed objects are not restored.
 func TestTakeBackKeepsLaterWords(t *testing.T) {
 	w, _, _ := confirmWorld(t)

@@ -11,18 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// keptPath returns a file beside the records of all file systems at the root's path. The file survives a loss of the
+// KeptPath returns the file of a text written by Keep: a file beside the records of all file systems at the root's path. The file survives a loss of the
 // pins. It goes with /run at a reboot.
-func (r *Root) keptPath(name string) string { return filepath.Join(r.recordsPath(), "+"+name) }
+func (r *Root) KeptPath(name string) string { return filepath.Join(r.recordsPath(), "+"+name) }
 
 // Kept reads a text written by Keep; nil if there is none.
 func (r *Root) Kept(name string) ([]byte, error) {
-	b, err := r.files().ReadFile(r.keptPath(name))
+	b, err := r.files().ReadFile(r.KeptPath(name))
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return nil, nil
 	case errors.Is(err, os.ErrPermission):
-		return nil, r.unreadable(r.keptPath(name))
+		return nil, r.unreadable(r.KeptPath(name))
 	}
 	return b, err
 }
@@ -33,17 +33,17 @@ func (l *WriteLock) Keep(name string, text []byte) error {
 	dir := l.recordsPath()
 	err := l.makeRecords(dir)
 	if err == nil {
-		err = l.replace(l.keptPath(name), text)
+		err = l.replace(l.KeptPath(name), text)
 	}
 	if err != nil {
-		return fmt.Errorf("keep the %s in %s: %w", name, dir, err)
+		return fmt.Errorf("write %s: %w", l.KeptPath(name), err)
 	}
 	return nil
 }
 
 // Forget removes a text written by Keep.
 func (l *WriteLock) Forget(name string) error {
-	err := l.files().Remove(l.keptPath(name))
+	err := l.files().Remove(l.KeptPath(name))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}

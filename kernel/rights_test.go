@@ -176,7 +176,7 @@ func TestRightsOfRecords(t *testing.T) {
 		check(filepath.Dir(RecordDir), 0o755, 0)
 		check(RecordDir, 0o755, 0)
 		check(r.recordsPath(), 0o750, gid)
-		check(r.keptPath("change"), 0o640, gid)
+		check(r.KeptPath("change"), 0o640, gid)
 		check(r.recordsAt(r.device()), 0o750, gid)
 		check(filepath.Join(r.recordsAt(r.device()), recordName(instance)), 0o640, gid)
 		check(r.remarksPath(instance), 0o750, gid)

@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxFile is the limit of a file to read, in bytes.
-const maxFile = 64 << 20
+// maxFile is the limit of a file to read, in bytes. Records hold some KiB, the saved state of a large host some MiB.
+const maxFile = 16 << 20
 
 // Dirs are the directories. Their parents must belong to root.
 type Dirs []string
