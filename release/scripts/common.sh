@@ -50,10 +50,18 @@ weir is installed. Nothing is steered yet. Next:
 STEPS
 }
 
+# remove_all removes the programs and pins. Another process can hold weir's lock for ever.
+remove_all() {
+	[ -d /sys/fs/bpf/weir ] || return 0
+	timeout 120 weir remove "$@" && return
+	[ $? != 124 ] || echo "weir: weir remove did not end within 2 minutes: end the process that holds the lock" >&2
+	return 1
+}
+
 # removing takes weir's programs out of the kernel, then ends the daemons. weir remove refuses
 # to take served traffic away: then nothing has changed, and the package stays installed.
 removing() {
-	[ ! -d /sys/fs/bpf/weir ] || weir remove || {
+	remove_all || {
 		echo "weir: nothing was changed, and the package stays installed. To remove it all the same, run: weir remove --allow-outage, then remove the package" >&2
 		return 1
 	}
@@ -61,7 +69,7 @@ removing() {
 		with_systemd --quiet stop "$unit" 2>/dev/null || true # enabled units start again after an installation
 	done
 	# A daemon may have attached again before it ended.
-	[ ! -d /sys/fs/bpf/weir ] || weir remove --allow-outage || {
+	remove_all --allow-outage || {
 		echo "weir: the package stays installed, because its programs stay in the kernel: see above" >&2
 		return 1
 	}
