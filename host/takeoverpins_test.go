@@ -402,3 +402,51 @@ func withValues(t testing.TB, was, here json.RawMessage) []byte {
 	}
 	return bytes.TrimSpace(out.Bytes())
 }
+
+// A filter from a version between two releases, with the same layout of pins and another configuration, is unreadable.
+// It is named, and everything else works.
+func TestFilterOfUnreleasedVersion(t *testing.T) {
+	w := newWorld(t)
+	w.apply(w.config("services: {dns: {listen: [udp 127.0.0.1:5400], steer: {slots: 1}}}\nfilter: [{name: old, hook: tcx, interfaces: [lo], rules: [{match: 'udp.dstport == 9', action: drop}]}]\n"))
+	dir := w.dirOf("filter old")
+	i := kernel.Instance{Scope: filepath.Base(filepath.Dir(filepath.Dir(dir))), Feature: "filter", Name: "old"}
+	func() {
+		l, err := w.Root.Lock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Unlock()
+		o, err := l.Open(i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer o.Close()
+		o.Meta.Config = bytes.Replace(o.Meta.Config, []byte(`"attacher"`), []byte(`"place"`), 1)
+		if err := l.Publish(i, o.Meta, kernel.Pins{Maps: o.Maps}); err != nil {
+			t.Fatal(err)
+		}
+	}()
+	st, err := w.Reader("/nonexistent").Status(t.Context())
+	if err != nil || st.parts["steer"] == nil {
+		t.Errorf("status: %+v, %v", st.parts, err)
+	}
+	found := false
+	for _, f := range w.Doctor(t.Context()).Findings {
+		found = found || f.Check == "old" && strings.Contains(f.Text, "attacher")
+	}
+	if !found {
+		t.Errorf("doctor does not name the filter: %+v", w.Doctor(t.Context()).Findings)
+	}
+	if err := w.Upgrade(t.Context(), func(Done) {}); err != nil && !strings.Contains(err.Error(), "old") {
+		t.Errorf("upgrade: %v", err)
+	}
+	if err := w.Remove(t.Context(), "steer", true); err != nil {
+		t.Errorf("remove of another feature: %v", err)
+	}
+	if err := w.Remove(t.Context(), "", true); err == nil || !strings.Contains(err.Error(), "old") {
+		t.Errorf("remove: %v", err)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -26,6 +26,8 @@ const (
 	attacherNFT       attacherName = "nft"
 )
 
+var attachers = []attacherName{attacherXDP, attacherTCX, attacherClsact, attacherNetfilter, attacherNFT}
+
 // attacher attaches a filter's program to its locations.
 type attacher interface {
 	// attach creates links for an unpublished form at all existing locations. The caller closes

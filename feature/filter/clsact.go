@@ -38,6 +38,9 @@ func (tcFilters) attach(*instance, map[string]*ebpf.Map, *ebpf.Program) (map[str
 
 // known returns the devices with a filter, or with one about to be attached.
 func (tcFilters) known(m *ebpf.Map) (map[int]bool, error) {
+	if m == nil {
+		return nil, fmt.Errorf("pin map_%s is missing: %w", devicesMap, kernel.ErrDamaged)
+	}
 	out := map[int]bool{}
 	var index, ours uint32
 	it := m.Iterate()

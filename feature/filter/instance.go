@@ -31,7 +31,13 @@ type published struct {
 
 // filters is the store of filter instances. Each has its own object: the compiled rules.
 var filters = instances.Store[published]{Feature: Name, ABI: abi, Ref: func(p *published) string { return p.Netns },
-	Fill: func(p *published) { p.Filter = p.Filter.withDefaults() }}
+	Fill: func(p *published) error {
+		p.Filter = p.Filter.withDefaults()
+		if !slices.Contains(attachers, p.Attacher) { // of a version between two releases
+			return fmt.Errorf("attacher %q is unknown to this version", p.Attacher)
+		}
+		return nil
+	}}
 
 // publishedFrom returns the filter of a record.
 func publishedFrom(rec instances.Record[published]) *published {

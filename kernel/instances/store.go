@@ -25,7 +25,7 @@ type Store[S any] struct {
 	Object  func() []byte                   // the embedded BPF object; nil: there is none, or each Form has its own
 	Is      func(name string) bool          // reports whether an instance name is of this kind; nil: every name is
 	Ref     func(spec *S) (netnsRef string) // returns the network namespace reference in a spec; nil: there is none
-	Fill    func(spec *S)                   // completes a decoded spec; nil: nothing to complete
+	Fill    func(spec *S) error             // completes a decoded spec, and rejects an unknown form; nil: nothing to complete
 }
 
 // Record is an instance with its decoded meta.
@@ -93,7 +93,9 @@ func (s Store[S]) Decode(i kernel.Instance, m kernel.Meta) (Record[S], error) {
 		}
 	}
 	if s.Fill != nil {
-		s.Fill(&rec.Spec)
+		if err := s.Fill(&rec.Spec); err != nil {
+			return rec, fmt.Errorf("decode the meta of %s: %w", i, err)
+		}
 	}
 	if s.Ref != nil {
 		rec.Ref = s.Ref(&rec.Spec)

@@ -45,7 +45,7 @@ func EngineInstance(scope string, kind spec.Engine) kernel.Instance {
 
 // Services stores the instances of services. A service has no object: its maps follow the engine's.
 var Services = instances.Store[Service]{Feature: spec.Name, ABI: ABI, Is: kernel.ValidName, Ref: func(p *Service) string { return p.Netns },
-	Fill: func(p *Service) { p.Service = p.Service.WithDefaults() }} // for options newer than the meta
+	Fill: func(p *Service) error { p.Service = p.Service.WithDefaults(); return nil }} // for options newer than the meta
 
 // EngineStore returns the store of an engine kind's instances.
 func EngineStore(kind spec.Engine) instances.Store[struct{}] {
