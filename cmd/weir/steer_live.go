@@ -133,6 +133,9 @@ func tellForeseen(cmd *cobra.Command, g *cli.Globals, all ...steer.Foreseen) {
 
 func printForeseen(w io.Writer, movable func(service string, s state.Session) bool, all ...steer.Foreseen) {
 	for _, f := range all {
+		for _, d := range f.Devices {
+			fmt.Fprintf(w, "would move %s: slot %d → %d of %s\n", d, d.From, d.To, f.Service)
+		}
 		for _, s := range f.Sessions {
 			verb := "reset"
 			if movable(f.Service, s) {
@@ -204,7 +207,7 @@ given.`,
 	c.Flags().IntVar(&m.To, "to", 0, "number of the slot")
 	c.Flags().BoolVar(&m.Back, "back", false, "end the move: return to the normal slot")
 	resets.add(c)
-	c.Flags().Lookup("dry-run").Usage = "list the routers whose sessions would be reset and the traffic that would be lost, change nothing"
+	c.Flags().Lookup("dry-run").Usage = "list the routers that would move, sessions that would be reset\nand traffic that would be lost, change nothing"
 	allow.add(c)
 	return c
 }
@@ -278,7 +281,7 @@ func drainCommand(g *cli.Globals, back bool, c *cobra.Command) *cobra.Command {
 	}
 	c.Flags().IntVar(&slot, "slot", -1, "number of the slot")
 	resets.add(c)
-	c.Flags().Lookup("dry-run").Usage = "list the routers whose sessions would be reset and the traffic that would be lost, change nothing"
+	c.Flags().Lookup("dry-run").Usage = "list the routers that would move, sessions that would be reset\nand traffic that would be lost, change nothing"
 	allow.add(c)
 	return c
 }

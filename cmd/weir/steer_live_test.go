@@ -20,7 +20,7 @@ func TestMoveDrainBypass(t *testing.T) {
 	s.run(0, `create .*`, "apply", "-f", file, "--allow-outage")
 	slot := spec.Assign(2)[spec.Bucket(7, netip.MustParseAddr("192.0.2.7"))]
 	other := fmt.Sprint(1 - slot)
-	s.run(0, ``, "steer", "move", "telemetry", "--device", "192.0.2.7", "--to", other, "--dry-run")
+	s.run(0, `would move 192.0.2.7: slot `+fmt.Sprint(slot)+` → `+other+` of telemetry\n`, "steer", "move", "telemetry", "--device", "192.0.2.7", "--to", other, "--dry-run")
 	s.run(0, `.*\n192.0.2.7 +\d+ +`+fmt.Sprint(slot)+`.*`, "steer", "where", "192.0.2.7")
 	s.run(0, ``, "steer", "move", "telemetry", "--device", "192.0.2.7", "--to", other)
 	s.run(0, `.*\n192.0.2.7 +\d+ +`+other+` \(moved\).*`, "steer", "where", "192.0.2.7")
@@ -78,7 +78,8 @@ func TestResetsOnTheCommandLine(t *testing.T) {
 	}
 	line := `session of ` + a.String() + `: slot 0 → 1 of telemetry`
 	move := []string{"steer", "move", "telemetry", "--device", a.String(), "--to", "1", "--allow-outage"}
-	s.run(0, `would reset `+line+`\noutage: device .*`, append(move, "--dry-run")...)
+	s.run(0, `would move `+a.String()+`: slot 0 → 1 of telemetry\nwould reset `+line+`\noutage: device .*`, append(move, "--dry-run")...)
+	s.run(0, `would move `+a.String()+`: slot 0 → 1 of telemetry\n.*`, "steer", "drain", "telemetry", "--slot", "0", "--dry-run")
 	s.run(0, ``, append(move, "--rate", "0")...)
 	s.run(0, `.*telemetry: 1 TCP sessions are misplaced, not at their router's slot: run weir steer reset telemetry\n`, "status")
 	s.run(0, `would reset `+line+`\n`, "steer", "reset", "telemetry", "--dry-run")

@@ -5,6 +5,7 @@ package steer
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"slices"
 
 	"github.com/weir-project/weir/feature/steer/record"
@@ -19,7 +20,60 @@ import (
 type Foreseen struct {
 	Service  string          `json:"service"`
 	Sessions []state.Session `json:"sessions"`
+	Devices  []Moved         `json:"devices,omitempty"` // known devices whose datagrams and new connections would move
 	Problem  string          `json:"problem,omitempty"` // reason if they cannot be foreseen
+}
+
+// Moved is a device that would move to another slot.
+type Moved struct {
+	Address netip.Addr `json:"address"`
+	Name    string     `json:"name,omitempty"`
+	From    int        `json:"from"` // slots
+	To      int        `json:"to"`
+}
+
+// String names the device, as sessions do.
+func (m Moved) String() string {
+	if m.Name != "" {
+		return m.Name
+	}
+	return m.Address.String()
+}
+
+// movedBetween returns the known devices, and the named ones, with another slot after a change.
+func movedBetween(r *kernel.Root, before, after *state.Service, named ...string) ([]Moved, error) {
+	if !before.By.KeepsDevices() {
+		return nil, nil
+	}
+	all, _, err := before.Devices(r) // sessions are reported apart
+	if err != nil {
+		return nil, err
+	}
+	now, err := after.Mapping(state.WhatIf{})
+	if err != nil {
+		return nil, err
+	}
+	was, err := before.Mapping(state.WhatIf{})
+	if err != nil {
+		return nil, err
+	}
+	addrs, err := before.Sources(named)
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range addrs { // possibly without a packet yet
+		if !slices.ContainsFunc(all, func(d state.Device) bool { return d.Address == a }) {
+			p := was.Assign(a)
+			all = append(all, state.Device{Address: a, Name: p.Device, Slot: p.Slot})
+		}
+	}
+	var out []Moved
+	for _, d := range all {
+		if to := now.Assign(d.Address).Slot; d.Slot >= 0 && to != d.Slot {
+			out = append(out, Moved{d.Address, d.Name, d.Slot, to})
+		}
+	}
+	return out, nil
 }
 
 // ForeseeApply returns the sessions that an apply would misplace or find misplaced, for every new or changed service.
@@ -103,12 +157,15 @@ func foreseeSlots(s *state.Service, ctx context.Context, before *state.Service, 
 	return changes
 }
 
-// ForeseeMove returns the sessions that a move would reset.
+// ForeseeMove returns the devices that would move, and the sessions that would be reset.
 func ForeseeMove(ctx context.Context, r *kernel.Root, s *state.Service, m record.Moving) (Foreseen, error) {
-	return foreseeChange(s, ctx, r, m.Apply)
+	if m.Device == "" {
+		return foreseeChange(s, ctx, r, m.Apply)
+	}
+	return foreseeChange(s, ctx, r, m.Apply, m.Device)
 }
 
-// ForeseeDrain returns the sessions that draining a slot, or undoing it, would reset.
+// ForeseeDrain returns the devices that draining a slot, or undoing it, would move, and the sessions that would be reset.
 func ForeseeDrain(ctx context.Context, r *kernel.Root, s *state.Service, slot int, back bool) (Foreseen, error) {
 	return foreseeChange(s, ctx, r, func(p *record.Service) error {
 		if back {
@@ -118,7 +175,7 @@ func ForeseeDrain(ctx context.Context, r *kernel.Root, s *state.Service, slot in
 	})
 }
 
-func foreseeChange(s *state.Service, ctx context.Context, r *kernel.Root, f func(p *record.Service) error) (Foreseen, error) {
+func foreseeChange(s *state.Service, ctx context.Context, r *kernel.Root, f func(p *record.Service) error, named ...string) (Foreseen, error) {
 	out := Foreseen{Service: s.Name}
 	if s.Record == nil {
 		return out, errors.New("the state was not read from pins")
@@ -129,6 +186,9 @@ func foreseeChange(s *state.Service, ctx context.Context, r *kernel.Root, f func
 	}
 	after := *s
 	after.Record, after.Table, after.DeviceList = p, p.Table, p.List
+	if out.Devices, err = movedBetween(r, s, &after, named...); err != nil {
+		return out, err
+	}
 	out.Sessions, err = after.Misplaced(ctx)
 	return out, err
 }
