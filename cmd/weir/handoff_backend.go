@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"io"
 	"maps"
 	"slices"
@@ -207,8 +208,9 @@ func handoffDrain() *cobra.Command {
 backends. The command ends when none is left. Meanwhile it prints blocked sessions
 with their addresses, member and reason. Connections that cannot move, such as
 downloads from nginx, are counted at the end; --wait waits for them too. --undo
-allows new flows again. BACKEND, if given, must be this backend's name: it guards
-against the wrong terminal.`,
+allows new flows again. The command fails if no other backend serves one of the
+services, unless --allow-outage is given. BACKEND, if given, must be this
+backend's name: it guards against the wrong terminal.`,
 		Example: `  weir handoff drain s2 --wait && systemctl poweroff
   weir handoff drain --undo`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -237,15 +239,18 @@ against the wrong terminal.`,
 				told.tell(d.Blocked)
 				last = d
 			})
-			if err != nil && patience > 0 && ctx.Err() != nil {
+			switch {
+			case err != nil && cmd.Context().Err() != nil:
+				err = errors.New("interrupted")
+			case err != nil && patience > 0 && ctx.Err() != nil:
 				err = fmt.Errorf("timeout after %s", patience)
 			}
 			switch {
 			case err != nil && last.Left > 0:
-				return fmt.Errorf("%s are left, %d of them blocked; weir handoff backend status names them, and new flows stay stopped until --undo: %w",
+				return fmt.Errorf("%s left, %d of them blocked; weir handoff backend status names them, and new flows stay stopped until --undo: %w",
 					fmt.Count(last.Left, "session"), len(last.Blocked), err)
 			case err != nil && how.All && staying(last) != "":
-				return fmt.Errorf("%s are left, and new flows stay stopped until --undo: %w", staying(last), err)
+				return fmt.Errorf("%s left, and new flows stay stopped until --undo: %w", staying(last), err)
 			case err != nil:
 				return err
 			case how.Undo:
@@ -259,6 +264,7 @@ against the wrong terminal.`,
 		},
 	}
 	c.Flags().BoolVar(&how.Undo, "undo", false, "allow new flows again")
+	(*outageFlag)(&how.AllowOutage).add(c)
 	c.Flags().BoolVar(&how.All, "wait", false, "wait too for the end of connections that cannot move")
 	c.Flags().DurationVar(&patience, "timeout", 0, "give up after this time; 0: never")
 	return c

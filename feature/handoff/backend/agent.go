@@ -111,6 +111,8 @@ type Agent struct {
 	epochs    map[peer.Flow]owned          // of this backend's sessions that have moved
 	weight    int                          // as registered: 0 while this backend is drained
 	share     int                          // weight acknowledged by the load balancer since the drain's start, or unknown
+	balanced  []peer.Service               // services of the load balancer, as last reported
+	members   []peer.Member                // all backends of the load balancer, as last reported
 	unwanted  string                       // why the load balancer rejects the registration
 	attended  map[*peer.Conn]bool          // connections from other backends
 	waits     map[peer.Flow]string         // why arrived sessions have no member yet

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/clients/go/handoff"
+	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/quarantine"
 	"github.com/weir-project/weir/feature/handoff/repair"
 	"github.com/weir-project/weir/feature/handoff/wire"
@@ -36,32 +37,40 @@ type Drained struct {
 
 // Draining are the options of a drain.
 type Draining struct {
-	Undo bool // restore the weight, and move nothing
-	All  bool // also wait for the end of immovable connections
+	Undo        bool // restore the weight, and move nothing
+	All         bool // also wait for the end of immovable connections
+	AllowOutage bool // drain also the last backend of a service
 }
 
 // drain sets this backend's share of new flows to zero, and moves all of its sessions to other backends. It returns
 // when no movable session remains and the load balancer sends no new ones, or with the error of ctx.
 func (a *Agent) drain(ctx context.Context, how Draining, progress func(Drained)) error {
-	again := how.Undo
+	if !a.o.Registration.Address.IsValid() {
+		return errors.New("this backend does not register with the load balancer: set its weight there")
+	}
+	c := a.lb.conn()
+	if !how.Undo {
+		if c == nil {
+			return errors.New("the load balancer is not connected: sessions cannot move, and new ones would still arrive; nothing was changed: start weir serve there, then drain again")
+		}
+		if only := a.onlyHere(); len(only) > 0 && !how.AllowOutage {
+			return fmt.Errorf("no other backend with weight serves %s: new connections would fail; nothing was changed: "+
+				"undrain another backend first, or give --allow-outage", strings.Join(only, ", "))
+		}
+	}
 	a.mu.Lock()
 	a.weight, a.share = 0, unknown
-	if again {
+	if how.Undo {
 		a.weight = a.o.Registration.Weight
 	}
 	a.mu.Unlock()
 	a.asked.reset()
-	if !a.o.Registration.Address.IsValid() {
-		return errors.New("this backend does not register with the load balancer: set its weight there")
-	}
-	if c := a.lb.conn(); c != nil {
+	if c != nil {
 		if err := c.Register(a.registration()); err != nil {
 			return err
 		}
-	} else if !again {
-		return errors.New("the load balancer is not connected: sessions cannot move, and new ones still arrive")
 	}
-	if again {
+	if how.Undo {
 		return nil
 	}
 	for {
@@ -90,6 +99,33 @@ func (a *Agent) drain(ctx context.Context, how Draining, progress func(Drained))
 		case <-time.After(drainEvery):
 		}
 	}
+}
+
+// onlyHere returns this backend's services, by name, for which no other backend gets new flows. It returns none if this
+// backend gets none itself.
+func (a *Agent) onlyHere() (only []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.weight == 0 {
+		return nil
+	}
+	serves := func(m peer.Member, service string) bool {
+		return len(m.Services) == 0 || slices.Contains(m.Services, service)
+	}
+	services := map[string]bool{}
+	for _, s := range a.balanced {
+		services[s.Name] = services[s.Name] || slices.ContainsFunc(a.members, func(m peer.Member) bool {
+			return m.Number != a.o.Number && m.Up && m.Weight > 0 && serves(m, s.Name)
+		})
+	}
+	own := peer.Member{Services: a.o.Serve}
+	for name, elsewhere := range services {
+		if !elsewhere && serves(own, name) {
+			only = append(only, name)
+		}
+	}
+	slices.Sort(only)
+	return only
 }
 
 // unknown is a value that the load balancer has not sent.

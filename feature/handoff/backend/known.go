@@ -144,7 +144,7 @@ func (k *known) has(p *keeperClient) bool {
 func (a *Agent) told(p peer.Peers) {
 	a.mu.Lock()
 	news := p.Rejected != a.unwanted
-	a.unwanted = p.Rejected
+	a.unwanted, a.members, a.balanced = p.Rejected, p.Members, p.Services
 	for _, m := range p.Members {
 		if m.Number == a.o.Number {
 			a.share = m.Weight

@@ -43,7 +43,10 @@ services:
 	}
 	defer session.Close()
 	var last Drained
-	w.in(s.ns, func() error { err = DrainHere(t.Context(), "s1", Draining{}, func(d Drained) { last = d }); return nil })
+	w.in(s.ns, func() error {
+		err = DrainHere(t.Context(), "s1", Draining{AllowOutage: true}, func(d Drained) { last = d })
+		return nil
+	})
 	if err != nil || last.Left != 0 || last.Others != 1 || last.Unnamed["chat"] != 1 {
 		t.Fatalf("%+v, %v: want one connection, of a member of chat", last, err)
 	}
@@ -92,11 +95,11 @@ services:
 	talk.Close()
 	w.eventually("the session has ended", func() bool { return len(s.member.Member().Sessions()) == 0 })
 	var last Drained
-	if err := drain(t.Context(), Draining{}, func(d Drained) { last = d }); err != nil || last.Others != 1 || last.Left != 0 {
+	if err := drain(t.Context(), Draining{AllowOutage: true}, func(d Drained) { last = d }); err != nil || last.Others != 1 || last.Left != 0 {
 		t.Fatalf("%+v, %v: want one connection of another program", last, err)
 	}
 	closed := false
-	err = drain(t.Context(), Draining{All: true}, func(d Drained) {
+	err = drain(t.Context(), Draining{All: true, AllowOutage: true}, func(d Drained) {
 		if last = d; d.Others == 1 && d.Reason == "" && !closed {
 			closed = true // while the drain waits
 			served.Close()

@@ -83,7 +83,7 @@ func (a *Agent) controls() http.Handler {
 		}
 		// One line of JSON per step, and a last one in case of an error.
 		out := json.NewEncoder(w)
-		err := a.drain(r.Context(), Draining{Undo: r.FormValue("undo") != "", All: r.FormValue("all") != ""}, func(d Drained) {
+		err := a.drain(r.Context(), Draining{Undo: r.FormValue("undo") != "", All: r.FormValue("all") != "", AllowOutage: r.FormValue("outage") != ""}, func(d Drained) {
 			_ = out.Encode(d)
 			_ = http.NewResponseController(w).Flush()
 		})
@@ -162,6 +162,9 @@ func DrainHere(ctx context.Context, name string, how Draining, progress func(Dra
 	}
 	if how.All {
 		v.Set("all", "1")
+	}
+	if how.AllowOutage {
+		v.Set("outage", "1")
 	}
 	r, err := request(ctx, http.MethodPost, "/drain?"+v.Encode())
 	if err != nil {

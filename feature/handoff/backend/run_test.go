@@ -85,7 +85,7 @@ func playBackend(args []string) error {
 func TestDrain(t *testing.T) {
 	w := newNetwork(t, 3, at4)
 	cert, key, signers := w.ca.Files("lb")
-	w.play(w.middle, "lb", fmt.Sprintf(`
+	stopLB := w.play(w.middle, "lb", fmt.Sprintf(`
 listen: 0.0.0.0:7946
 tls: {certificate: %s, key: %s, ca: %s}
 devices: [c, s1, s2, s3]
@@ -191,6 +191,37 @@ services:
 		t.Fatal(err)
 	}
 	w.eventually("new sessions come again", comes)
+	// The last backend of a service is not drained by mistake.
+	drainAt := func(n int, how Draining) (err error) {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*longest)
+		defer cancel()
+		w.in(w.servers[n].ns, func() error { err = DrainHere(ctx, "", how, func(Drained) {}); return nil })
+		return err
+	}
+	for n := range 2 {
+		if err := drainAt(n, Draining{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.eventually("the last backend knows that it is the last", func() bool {
+		err := drainAt(2, Draining{})
+		if err == nil { // the load balancer has not told it of the others yet
+			err = drainAt(2, Draining{Undo: true})
+		}
+		return err != nil && strings.Contains(err.Error(), "talk") && strings.Contains(err.Error(), "nothing was changed")
+	})
+	if st := status(w.servers[2]); st.Draining {
+		t.Error("the last backend drains")
+	}
+	// Without a load balancer nothing changes.
+	if err := drainAt(0, Draining{Undo: true}); err != nil {
+		t.Fatal(err)
+	}
+	stopLB()
+	w.eventually("the load balancer is gone", func() bool { return !status(w.servers[0]).LB })
+	if err := drainAt(0, Draining{}); err == nil || !strings.Contains(err.Error(), "not connected") || status(w.servers[0]).Draining {
+		t.Errorf("without a load balancer: %v, draining %v", err, status(w.servers[0]).Draining)
+	}
 }
 
 // serves returns the number of the backend whose member has a client's session; 0: none.
