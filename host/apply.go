@@ -152,7 +152,9 @@ func (h *Host) applyLocked(ctx context.Context, l *kernel.WriteLock, c *Config, 
 		return plan.Apply(ctx, l, func(s feature.Step, note string) { each(Done{s, note}) })
 	})
 	if err == nil {
-		err = forgetChange(l) // of a rolled-back change
+		if err = forgetChange(l); err != nil { // a rolled-back one
+			err = fmt.Errorf("the change is in force, but the note of an earlier rollback stays: %w", err)
+		}
 	}
 	return cmp.Or(err, unread(plan))
 }

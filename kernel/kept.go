@@ -43,6 +43,9 @@ func (l *WriteLock) Keep(name string, text []byte) error {
 
 // Forget removes a text written by Keep.
 func (l *WriteLock) Forget(name string) error {
+	if _, err := os.Lstat(l.KeptPath(name)); errors.Is(err, os.ErrNotExist) {
+		return nil // a read-only file system would be an error otherwise
+	}
 	err := l.files().Remove(l.KeptPath(name))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil

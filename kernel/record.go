@@ -237,7 +237,7 @@ func (l *WriteLock) forgetDir(dir string) {
 	l.forget(Instance{Scope: filepath.Base(filepath.Dir(feature)), Feature: filepath.Base(feature), Name: filepath.Base(dir)})
 }
 
-// noteMissing records the instances without a record, left by a killed writer. It removes the records of instances
+// noteMissing records the instances without a readable record, left by a killed writer or a full disk. It removes the records of instances
 // without pins and without a network namespace, because nothing can recover them.
 func (l *WriteLock) noteMissing() {
 	all, err := l.Instances("")
@@ -250,7 +250,7 @@ func (l *WriteLock) noteMissing() {
 		have[e.Name()] = true
 	}
 	for _, i := range all {
-		if !have[recordName(i)] {
+		if _, err := l.readRecord(filepath.Join(l.recordsAt(l.device()), recordName(i))); err != nil {
 			l.note(i)
 		}
 		delete(have, recordName(i))

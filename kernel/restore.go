@@ -72,11 +72,8 @@ func (l *WriteLock) recorded(i Instance) (record, bool) {
 
 // Restore completes a damaged instance from its living parts. It pins maps and links still held by a program, a process
 // or another link, attaches detached links again with their programs, and restores meta from the record. lacks names the
-// pins lost for good. The instance then exists without them.
-//
-// Whoever can write a record can name any object of the host in it, and the IDs in a copied record are now others'. So a
-// map must have a name of the feature in the kernel, as reported by named, and a program must use a map of the instance.
-// Other objects are lost for good.
+// pins lost for good. The instance then exists without them. A forged or copied record can name any object of the host, so
+// a map must have one of weir's names in the kernel (named), and a program must use a map of the instance.
 func (l *WriteLock) Restore(i Instance, named func(mapName string) bool) (lacks []string, err error) {
 	rec, ok := l.recorded(i)
 	if !ok {

@@ -179,7 +179,16 @@ func (d Dirs) Replace(path string, b []byte, give func(path string) error) error
 		return err
 	}
 	_, err = f.Write(b)
-	return errors.Join(err, f.Close(), give(next), d.Rename(next, path))
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = give(next)
+	}
+	if err == nil {
+		err = d.Rename(next, path)
+	}
+	if err != nil {
+		_ = d.Remove(next)
+	}
+	return err
 }
 
 // Give sets mode, owner and group of a file. -1 is the present owner or group. It changes no right that is already
