@@ -64,6 +64,12 @@ type Mapped interface {
 	MapPrefixes() []string
 }
 
+// Shared is implemented by features whose items in the file share instances, one for each network namespace. Their names
+// begin with @. Other instances with such names are derived from instances of items.
+type Shared interface {
+	Shares(instance string) bool // reports whether an instance holds items
+}
+
 // Restorer is implemented by features that a later process can restore after changes of pins and files: for weir apply
 // --confirm, and for an apply that fails midway.
 type Restorer interface {

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -278,6 +280,77 @@ func TestInstancesComeBackWithTheirNetns(t *testing.T) {
 	}
 	_, page = r.get("/metrics")
 	checkMetrics(t, page, `weir_config_info{hash="[0-9a-f]*"} 1`, `weir_config_last_apply_success 1`)
+}
+
+// Paths lost with their network namespace return with it. Until then /healthz reports them.
+func TestPathsComeBackWithTheirNetns(t *testing.T) {
+	nstest.NeedRoot(t)
+	needs(t, kernel.NetnsCookie)
+	r := reborn{w: newWorld(t), path: filepath.Join(t.TempDir(), "weir.yaml"), reload: make(chan struct{})}
+	const file = "reroute: [{name: one, netns: reborn, interface: r0, prefix: 192.0.2.0/24, repairs: [{interface: r1, via: 10.0.1.2}]}]\n"
+	if err := os.WriteFile(r.path, []byte(file), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	create := func() {
+		t.Helper()
+		ns, err := netns.Create("reborn")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ns.Close()
+		if err := ns.Do(func() error { return addVeths("10.0.0.1/24", "10.0.1.1/24") }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	create()
+	t.Cleanup(func() { _ = netns.Delete("reborn") })
+	r.serving = r.w.serveWith(socketDir(t), ServeOptions{File: r.path, Reload: r.reload})
+	nstest.Eventually(t, r.healthy)
+	same := func() error {
+		if steps := r.w.plan(r.w.config("%s", file)); len(steps) > 0 {
+			return fmt.Errorf("apply would %q", steps)
+		}
+		return nil
+	}
+	nstest.Eventually(t, same)
+	r.remove()
+	nstest.Eventually(t, func() error {
+		if err := r.healthy(); err == nil || !strings.Contains(err.Error(), "reroute @protect of net:[") {
+			return fmt.Errorf("the namespace is away, and %w", err)
+		}
+		return nil
+	})
+	create()
+	nstest.Eventually(t, r.healthy)
+	if err := same(); err != nil {
+		t.Error(err)
+	}
+}
+
+// addVeths adds devices r0, r1 and so on with these addresses to the calling thread's network namespace.
+func addVeths(addrs ...string) error {
+	for n, text := range addrs {
+		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("r%d", n)}, PeerName: fmt.Sprintf("p%d", n)}
+		if err := netlink.LinkAdd(veth); err != nil {
+			return err
+		}
+		addr, err := netlink.ParseAddr(text)
+		if err != nil {
+			return err
+		}
+		l, err := netlink.LinkByName(veth.Name)
+		if err != nil {
+			return err
+		}
+		peer, err := netlink.LinkByName(veth.PeerName)
+		if err == nil {
+			err = errors.Join(netlink.AddrAdd(l, addr), netlink.LinkSetUp(l), netlink.LinkSetUp(peer))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // A namespace deleted and made again at once, as for a restarted container, gets its filter back without a report

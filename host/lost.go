@@ -23,11 +23,17 @@ func (w *follower) applied() (map[instanceName]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	names := featureNames(featuresOnly(w.only))
+	some := featuresOnly(w.only)
 	out := map[instanceName]string{}
 	for _, i := range all {
-		if slices.Contains(names, i.Feature) && !strings.HasPrefix(i.Name, "@") {
+		at := slices.IndexFunc(some, func(f feature.Declared) bool { return f.Name == i.Feature })
+		if at < 0 {
+			continue
+		}
+		if !strings.HasPrefix(i.Name, "@") {
 			out[instanceName{i.Feature, i.Name}] = i.Scope
+		} else if s, ok := some[at].Value.(feature.Shared); ok && s.Shares(i.Name) {
+			out[instanceName{i.Feature, i.Name + " of net:[" + i.Scope + "]"}] = i.Scope
 		}
 	}
 	return out, nil

@@ -42,6 +42,9 @@ var (
 // Name implements feature.Feature.
 func (Feature) Name() string { return Name }
 
+// Shares implements feature.Shared. The instance of a bfdd belongs to its connection, not to the file.
+func (Feature) Shares(instance string) bool { return instance != "@bfdd" }
+
 // MapPrefixes implements feature.Mapped.
 func (Feature) MapPrefixes() []string { return []string{"reroute_", "bfd_", "liveness_"} }
 
