@@ -29,6 +29,7 @@ import (
 // Offsets in a meta: docs/PINS.md.
 const (
 	metaABI    = 8
+	metaObject = 16
 	metaCookie = 80
 )
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/weir-project/weir/kernel/internal/confined"
 	"github.com/weir-project/weir/kernel/internal/flock"
+	"github.com/weir-project/weir/kernel/rights"
 )
 
 // WriteLock proves that its holder is the only writer of a pin root. Functions that change state are its methods or take
@@ -149,13 +150,7 @@ func (r *Root) give(path string, mode os.FileMode, gid int) error {
 
 // setRights gives a pin or record to the owner and a group.
 func (r *Root) setRights(path string, dir bool, gid int) error {
-	mode := os.FileMode(0o640)
-	if dir {
-		mode = 0o750
-	} else if isLink(filepath.Base(path)) {
-		mode = 0o600
-	}
-	return r.give(path, mode, gid)
+	return r.give(path, rights.Of(path, dir), gid)
 }
 
 // Prepare gives pins, records and weir's directory in /run to a user, and creates them if they are missing. A process of
@@ -189,8 +184,7 @@ func (l *WriteLock) own() error {
 	return l.SetGroup(l.gid())
 }
 
-// SetGroup gives a group read access to all pins and records: directories get mode 0750, maps and files 0640. Links stay
-// private to the owner. The kernel opens a link only for writing, and a writer may detach it.
+// SetGroup gives a group read access to pins and records without secrets.
 func (l *WriteLock) SetGroup(gid int) error {
 	if err := l.give(l.path, 0o750, gid); err != nil {
 		return fmt.Errorf("give %s to group %d: %w", l.path, gid, err)

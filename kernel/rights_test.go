@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel/rights"
 )
 
 const (
@@ -218,12 +219,60 @@ func TestRights(t *testing.T) {
 	}
 }
 
+// In each process of the test, as with features.
+func init() { rights.Secret(instance.Feature, "secret") }
+
+// A map with secrets is closed to the group at every step, and its error names the reason.
+func TestSecretMaps(t *testing.T) {
+	others(t)
+	r := newRoot(t)
+	l := lock(t, r)
+	defer l.Unlock()
+	m, err := newMap()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	open := map[string]*ebpf.Map{"a": m, "secret": m}
+	if err := l.Publish(instance, metaOf(1), Pins{Maps: open}); err != nil {
+		t.Fatal(err)
+	}
+	wantRights(t, r, 0)
+	for _, gid := range []int{readers, 0, readers} {
+		if err := l.SetGroup(gid); err != nil {
+			t.Fatal(err)
+		}
+		wantRights(t, r, gid)
+	}
+	rec, ok := l.recorded(instance)
+	if !ok {
+		t.Fatal("no record")
+	}
+	if err := os.Remove(filepath.Join(r.dir(instance), mapPrefix+"secret")); err != nil {
+		t.Fatal(err)
+	}
+	if lacks, err := l.restoreMaps(r.dir(instance), rec, func(string) bool { return true }); err != nil || len(lacks) > 0 {
+		t.Fatalf("lacks %q: %v", lacks, err)
+	}
+	wantRights(t, r, readers)
+	needUnprivilegedOpen(t)
+	said := as(t, syscall.Credential{Uid: nobody, Gid: readers}, "read", r.path)
+	if said["unreadable"] != "true" || !strings.Contains(said["read"], "run as root (it holds keys), or ask a running 'weir serve'") {
+		t.Errorf("the group opens it: %s", said["read"])
+	}
+	if err := l.Remove(instance); err != nil {
+		t.Error(err)
+	}
+}
+
 func wantRights(t *testing.T, r *Root, gid int) {
 	t.Helper()
 	for _, line := range tree(t, r) {
 		name, rights, _ := strings.Cut(line, " ")
 		mode := "0750"
 		switch base := filepath.Base(name); {
+		case strings.HasPrefix(base, "map_secret"):
+			mode = "0600"
 		case strings.HasPrefix(base, "map_") || base == "meta":
 			mode = "0640"
 		case strings.HasPrefix(base, "link_"):
