@@ -749,6 +749,44 @@ func TestSuperviseReplaces(t *testing.T) {
 	})
 }
 
+// TestLatestReplaceWins starts more replacements than generations have room for. The latest one becomes the member, and
+// an earlier one gives up, although it could take the slot first.
+func TestLatestReplaceWins(t *testing.T) {
+	w := generational(t, time.Minute, time.Hour)
+	w.apply()
+	listens := []string{"udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991"}
+	start := func(flags string) (*supervised, int) {
+		s := w.supervise(t, 0, flags, listens...)
+		t.Cleanup(s.end)
+		pid, _, _ := s.runs()
+		return s, pid
+	}
+	first, a := start("")
+	w.admitted(0, a)
+	known := call(t, sources(1)[0], loopback4)
+	nstest.Eventually(t, func() error {
+		if got := known.asks(); got != fmt.Sprint(a) {
+			return fmt.Errorf("answered by %s, want %d", got, a)
+		}
+		return nil
+	})
+	second, b := start("replace")
+	w.admitted(0, b)
+	waiting, _ := start("replace") // a has a known peer for a minute
+	latest, pid := start("replace,restart")
+	waiting.ends(1)
+	if now := w.state().Slots[0].PID; now != b {
+		t.Errorf("process %d has the slot, want %d", now, b)
+	}
+	first.signal(unix.SIGKILL) // the supervision dies, its daemon goes on
+	if err := unix.Kill(a, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	w.admitted(0, pid)
+	latest.signal(unix.SIGTERM)
+	second.signal(unix.SIGTERM)
+}
+
 func TestReplaceNeedsGenerations(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	w.apply()

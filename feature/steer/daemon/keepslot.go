@@ -23,7 +23,16 @@ func (s *supervisor) keepSlot(ctx context.Context, pid int) {
 	for ctx.Err() == nil {
 		wait := time.Second
 		if s.wanted(pid, had) {
+			if !had && s.generations {
+				if err := s.outdated(); err != nil {
+					s.stale <- err
+					return
+				}
+			}
 			changed, err := s.admit(ctx, pid)
+			if ready(err) {
+				s.announce(ctx)
+			}
 			switch {
 			case ctx.Err() != nil:
 				return

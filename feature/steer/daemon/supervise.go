@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,12 +76,19 @@ type supervisor struct {
 	given  *given
 	pid    int  // of the daemon's last run
 	ended  bool // by a signal
+
+	began       uint64     // CLOCK_BOOTTIME, ns
+	generations bool       // of the service
+	replaces    bool       // takes the slot from a living process
+	announced   bool       // as the latest one
+	stale       chan error // why the daemon gives the slot up
 }
 
 // Run runs the daemon until it exits, repeatedly with Restart. It returns the exit status, or 128 plus the signal's
-// number if a signal killed the daemon. An error means that the daemon did not run.
+// number if a signal killed the daemon. An error means that the daemon did not run, or gave
+// the slot up for a later one.
 func (v Supervision) Run(ctx context.Context, r *kernel.Root) (status int, err error) {
-	s := &supervisor{Supervision: v, root: r}
+	s := &supervisor{Supervision: v, root: r, began: kernel.Boottime(), stale: make(chan error, 1)}
 	if s.Running == nil {
 		s.Running = func(bool) {}
 	}
@@ -91,6 +99,7 @@ func (v Supervision) Run(ctx context.Context, r *kernel.Root) (status int, err e
 	if s.given != nil {
 		defer s.given.Close()
 	}
+	defer s.forgetLatest()
 	defer s.release()
 	pause := firstPause
 	for {
@@ -123,7 +132,9 @@ func (s *supervisor) prepare() (err error) {
 		return err
 	}
 	s.member.Keep = s.Give && s.Restart
-	if s.Replace && p.Service.Generations == nil {
+	s.generations = p.Service.Generations != nil
+	s.replaces = s.generations && (s.Replace || s.TakeOver)
+	if s.Replace && !s.generations {
 		return fmt.Errorf("service %s has no generations, so its slots cannot have two members: add generations: {} to its steer section and apply", s.Slot.Service)
 	}
 	if pid := s.occupant(); pid != 0 && !s.TakeOver && !s.Replace {
@@ -226,6 +237,9 @@ func (s *supervisor) once(ctx context.Context) (status int, err error) {
 		case sig := <-s.Signals:
 			c.Process.Signal(sig)
 			s.noteEnd(sig)
+		case err = <-s.stale:
+			s.Log.Warn("daemon not admitted, ending it", "service", s.Slot.Service, "slot", s.Slot.Slot, "err", err)
+			c.Process.Signal(cmp.Or(s.Stop, gracefulSignal(s.pid)))
 		case <-exited:
 			running = false
 		}
@@ -233,6 +247,9 @@ func (s *supervisor) once(ctx context.Context) (status int, err error) {
 	s.Running(false)
 	stop()
 	<-settled
+	if err != nil {
+		return 0, err
+	}
 	if ws, ok := c.ProcessState.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
 		return 128 + int(ws.Signal()), nil
 	}
