@@ -63,10 +63,10 @@ func printSummary(w io.Writer, st state.State) {
 	printServices(w, st.Services)
 	for _, s := range st.Services {
 		if s.Problem != "" {
-			fmt.Fprintf(w, "%s: %s\n", s.Name, s.Problem)
+			fmt.Fprintf(w, "! %s: %s\n", s.Name, s.Problem)
 		}
 		for _, line := range notes(s) {
-			fmt.Fprintf(w, "%s: %s\n", s.Name, line)
+			fmt.Fprintf(w, "! %s: %s\n", s.Name, line)
 		}
 		cli.PrintBeside(w, s.Name, s.Positions()...)
 	}
@@ -91,7 +91,14 @@ func printServices(w io.Writer, services []state.Service) {
 				empty = append(empty, fmt.Sprint(slot.Slot))
 			}
 		}
-		rows = append(rows, row{s.Name, strings.Join(s.Listen, ", "), len(s.Slots), strings.Join(empty, ","), s.OnEmpty, s.Netns})
+		text := strings.Join(empty, ",")
+		switch { // beside the number of slots, a bare 0 looks like a count
+		case len(empty) == 1:
+			text = "slot " + text
+		case len(empty) > 1:
+			text = "slots " + text
+		}
+		rows = append(rows, row{s.Name, strings.Join(s.Listen, ", "), len(s.Slots), text, s.OnEmpty, s.Netns})
 	}
 	cli.PrintRows(w, rows, time.Time{})
 }
@@ -230,6 +237,9 @@ func notes(s state.Service) []string {
 	var out []string
 	if s.Bypassed {
 		out = append(out, fmt.Sprintf("BYPASSED: the kernel alone chooses, no packet is steered: run weir bypass --off %s", s.Name))
+	}
+	for _, slot := range s.Drained {
+		out = append(out, fmt.Sprintf("slot %d is drained: its traffic goes to the other slots: run weir steer undrain %s --slot %d", slot, s.Name, slot))
 	}
 	if s.MisplacedSessions != nil && *s.MisplacedSessions > 0 {
 		out = append(out, fmt.Sprintf("%d TCP sessions are misplaced, not at their router's slot: run weir steer reset %s", *s.MisplacedSessions, s.Name))

@@ -112,7 +112,7 @@ func printFilters(w io.Writer, filters []filter.FilterState, now time.Time) {
 	cli.PrintRows(w, rows, now)
 	for _, f := range filters {
 		for _, p := range filterProblems(f) {
-			fmt.Fprintf(w, "%s: %s\n", f.Name, p)
+			fmt.Fprintf(w, "! %s: %s\n", f.Name, p)
 		}
 		for _, p := range f.Attachments {
 			if p.Problem == "" && p.Position != nil {

@@ -105,7 +105,7 @@ func printGuards(w io.Writer, guards []guard.GuardState) {
 	cli.PrintRows(w, rows, time.Time{})
 	for _, g := range guards {
 		if g.Problem != "" {
-			fmt.Fprintf(w, "%s: %s\n", g.Service, g.Problem)
+			fmt.Fprintf(w, "! %s: %s\n", g.Service, g.Problem)
 		}
 		cli.PrintBeside(w, g.Service, g.Positions...)
 	}
@@ -127,6 +127,8 @@ func guardLimit(g guard.GuardState) string {
 
 func guardNow(g guard.GuardState) string {
 	switch {
+	case g.Problem != "":
+		return "faulty"
 	case g.UnderAttack && g.DryRun:
 		return "would refuse"
 	case g.UnderAttack:

@@ -143,7 +143,7 @@ func printPaths(w io.Writer, st reroute.State) {
 	}
 	for _, s := range st.Sessions {
 		if s.Problem != "" {
-			fmt.Fprintf(w, "%s: %s\n", s.Name, s.Problem)
+			fmt.Fprintf(w, "! %s: %s\n", s.Name, s.Problem)
 		}
 		if s.Phase == liveness.Init && s.Problem == "" && !s.Kept {
 			fmt.Fprintf(w, "%s: no probe is answered yet: the link is used, unprobed\n", s.Name)
@@ -192,7 +192,7 @@ func printBFD(w io.Writer, all []peers.SessionState, below bool) {
 	}
 	for _, s := range all {
 		if s.Problem != "" {
-			fmt.Fprintf(w, "%s: %s\n", s.Name, s.Problem)
+			fmt.Fprintf(w, "! %s: %s\n", s.Name, s.Problem)
 		}
 		if s.NotAuthentic > 0 && s.State != bfd.Up {
 			fmt.Fprintf(w, "%s: %s of the peer rejected as not authentic: set key_file, key_id and auth to the same values at both ends, or remove them at both; without a key, only one source port of the peer is accepted\n", s.Name, fmt.Count(s.NotAuthentic, "packet"))
