@@ -165,7 +165,7 @@ func (w world) teller() func(who, text, kind string) {
 	w.t.Cleanup(func() { cancel(); <-ended })
 	page := func(path string) string {
 		r := httptest.NewRecorder()
-		w.public(nil, ServeOptions{}, nil, nil).ServeHTTP(r, httptest.NewRequest("GET", path, nil))
+		w.public(nil, ServeOptions{}, nil, nil, nil).ServeHTTP(r, httptest.NewRequest("GET", path, nil))
 		return fmt.Sprint(r.Code, " ", r.Body)
 	}
 	return func(who, text, kind string) {

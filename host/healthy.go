@@ -19,6 +19,7 @@ type health struct {
 	host *Host
 	file *file // file of weir serve; nil: none
 	port *metricsPort
+	unix *socketPaths
 }
 
 // bootTime is the time after boot in which failures of features do not count: interfaces, addresses and neighbours
@@ -36,7 +37,7 @@ func (h health) check(ctx context.Context) ([]kernel.Fault, error) {
 	if errs = append(errs, unread); len(failures) > 0 && time.Duration(kernel.Monotonic()) > bootTime {
 		errs = append(errs, h.lasting(ctx, failures, errs[0] != nil)...)
 	}
-	return faults, errors.Join(append(errs, h.file.failure(), h.port.failure())...)
+	return faults, errors.Join(append(errs, h.file.failure(), h.port.failure(), h.unix.failure())...)
 }
 
 // lasting returns the failures that still exist after confirmAfter.

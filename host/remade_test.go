@@ -65,7 +65,7 @@ func countFromBoot(t *testing.T) {
 // page returns the answer of a weir serve without a file.
 func (w world) page(path string) (int, string) {
 	r := httptest.NewRecorder()
-	w.public(nil, ServeOptions{}, nil, nil).ServeHTTP(r, httptest.NewRequest("GET", path, nil))
+	w.public(nil, ServeOptions{}, nil, nil, nil).ServeHTTP(r, httptest.NewRequest("GET", path, nil))
 	return r.Code, r.Body.String()
 }
 

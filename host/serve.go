@@ -92,7 +92,9 @@ func (h *Host) serve(ctx context.Context, o ServeOptions) error {
 		expect(config, sockets)
 	}
 	metrics := &metricsPort{address: o.Listen, log: o.Log}
-	public := h.public(f, o, sockets, metrics)
+	paths := newSocketPaths(o)
+	g.Go(func() error { paths.watch(ctx, o.Log); return nil })
+	public := h.public(f, o, sockets, metrics, paths)
 	if o.Listen != "" {
 		g.Go(func() error { return metrics.serve(ctx, public) })
 	}
@@ -142,7 +144,7 @@ func (h *Host) listenUnix(path string) (net.Listener, error) {
 
 // public serves /metrics and /healthz, all that the open TCP port serves. A weir serve with a file and without pins
 // reports nothing about pins.
-func (h *Host) public(f *file, o ServeOptions, sockets map[string]feature.Socket, metrics *metricsPort) http.Handler {
+func (h *Host) public(f *file, o ServeOptions, sockets map[string]feature.Socket, metrics *metricsPort, paths *socketPaths) http.Handler {
 	alone := len(unpinned(o, sockets)) > 0
 	all := []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})}
 	for _, x := range sockets {
@@ -151,7 +153,7 @@ func (h *Host) public(f *file, o ServeOptions, sockets map[string]feature.Socket
 		}
 	}
 	if !alone {
-		all = append(all, healthCollector{health{h, f, metrics}})
+		all = append(all, healthCollector{health{h, f, metrics, paths}})
 	}
 	for _, f := range featuresOnly(o.Only) {
 		if m, ok := f.Value.(feature.Measured); ok && !alone {
@@ -161,9 +163,9 @@ func (h *Host) public(f *file, o ServeOptions, sockets map[string]feature.Socket
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", scrape.Handler(all...))
 	mux.Handle("GET /healthz", scrape.Shared(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		err := errors.Join(f.failure(), metrics.failure())
+		err := errors.Join(f.failure(), metrics.failure(), paths.failure())
 		if !alone {
-			_, err = health{h, f, metrics}.check(r.Context())
+			_, err = health{h, f, metrics, paths}.check(r.Context())
 		}
 		if err != nil {
 			http.Error(w, printable.Lines(err.Error()), http.StatusServiceUnavailable)

@@ -75,7 +75,7 @@ func TestLostFiltersAreTold(t *testing.T) {
 	wants("the log", log.String())
 	page := func(path string) (int, string) {
 		r := httptest.NewRecorder()
-		w.public(nil, ServeOptions{}, nil, nil).ServeHTTP(r, httptest.NewRequest("GET", path, nil))
+		w.public(nil, ServeOptions{}, nil, nil, nil).ServeHTTP(r, httptest.NewRequest("GET", path, nil))
 		return r.Code, r.Body.String()
 	}
 	status, body := page("/healthz")
