@@ -145,7 +145,7 @@ func printLB(w io.Writer, s lb.Status) {
 	if s.Gone {
 		fmt.Fprintf(w, "  ! its network namespace is gone, and its data path with it: %s\n", feature.RemedyGone)
 	} else if !s.Agent {
-		fmt.Fprintln(w, "  ! its agent does not answer: flows continue, but none can move; run weir serve")
+		fmt.Fprintln(w, "  ! its agent does not answer: flows continue, but none can move, and no backend is checked; run weir serve")
 	}
 	for _, d := range s.Devices {
 		fmt.Fprintf(w, "  ! device %s: %s: its packets do not reach the load balancer\n", d.Device, d.Reason)
@@ -170,7 +170,7 @@ func printLBBackends(w io.Writer, s lb.Status) {
 		Number  move.Backend `table:"NUMBER"`
 		Address netip.Addr   `table:"ADDRESS,dash"`
 		Where   string       `table:"VIA,dash"`
-		Weight  int          `table:"WEIGHT"`
+		Weight  string       `table:"WEIGHT,dash"` // only the agent knows it
 		Flows   int          `table:"FLOWS"`
 		Waiting string       `table:"QUEUED,dash"`
 		Agent   string       `table:"AGENT,dash"`
@@ -178,7 +178,10 @@ func printLBBackends(w io.Writer, s lb.Status) {
 	var rows []row
 	var problems []string
 	for _, h := range s.Backends {
-		r := row{Name: h.Name, Number: h.Number, Address: h.Address, Where: h.Where, Weight: h.Weight, Flows: h.Flows, Waiting: waiting(h.Loads)}
+		r := row{Name: h.Name, Number: h.Number, Address: h.Address, Where: h.Where, Flows: h.Flows, Waiting: waiting(h.Loads)}
+		if s.Agent {
+			r.Weight = fmt.Sprint(h.Weight)
+		}
 		if h.Connected {
 			r.Agent = "connected" + notHeard(h.Silent)
 		}

@@ -211,6 +211,17 @@ func TestPrintGoneLB(t *testing.T) {
 	}
 }
 
+// Without an agent the weights are unknown. A 0 would mean a drained backend.
+func TestPrintLBWithoutAgent(t *testing.T) {
+	for agent, want := range map[bool]string{false: "- -", true: "- 0"} { // VIA and WEIGHT
+		var b strings.Builder
+		printLB(&b, lb.Status{Name: "lb", Agent: agent, Backends: []lb.BackendStatus{{Number: 1, Flows: 11}}})
+		if text := strings.Join(strings.Fields(b.String()), " "); !strings.Contains(text, " "+want+" 11 ") {
+			t.Errorf("agent %t: %s", agent, b.String())
+		}
+	}
+}
+
 // A device without the load balancer's program is shown with the reason.
 func TestPrintDeviceFaults(t *testing.T) {
 	var b strings.Builder
