@@ -136,6 +136,9 @@ take traffic from a process, or from a service with a socket, unless
 			if err != nil {
 				return err
 			}
+			if err := bindings.CheckUnicast(b.Prefix); err != nil {
+				return cli.Usage(err)
+			}
 			return in.locked(cmd, g, func(l *kernel.WriteLock, ns *netns.Handle) error {
 				if err := allow.refuseBindings(cmd, l, ns, []bindings.Binding{b}, true); err != nil {
 					return err

@@ -94,6 +94,23 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 	return p, nil
 }
 
+// CheckUnicast returns an error for a prefix without a unicast address. The kernel delivers such packets to every
+// socket bound to the address, without a lookup program. IPv6 link-local addresses need a zone, unknown to a binding.
+func CheckUnicast(p netip.Prefix) error {
+	kind := ""
+	switch a := p.Addr(); {
+	case a.IsMulticast() && p.Bits() >= 4 && (a.Is4() || p.Bits() >= 8):
+		kind = "a multicast"
+	case p == netip.PrefixFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), 32):
+		kind = "the broadcast"
+	case a.Is6() && a.IsLinkLocalUnicast() && p.Bits() >= 10:
+		kind = "an IPv6 link-local"
+	default:
+		return nil
+	}
+	return fmt.Errorf("%w: %s is %s address, and no lookup program gets its packets: bind unicast addresses", ErrBinding, p, kind)
+}
+
 // String formats the binding for people.
 func (b Binding) String() string {
 	port := fmt.Sprint(b.Port)

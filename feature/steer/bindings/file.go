@@ -168,6 +168,9 @@ func (p *bindingsParser) add(f fileBinding, at int64) error {
 		return p.fail(at, "label: %w", err)
 	}
 	prefix, err := ParsePrefix(f.prefix)
+	if err == nil {
+		err = CheckUnicast(prefix)
+	}
 	if err != nil {
 		return p.fail(at, "prefix: %s", strings.TrimPrefix(err.Error(), ErrBinding.Error()+": "))
 	}

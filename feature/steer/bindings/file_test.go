@@ -42,6 +42,7 @@ func TestParseBindings(t *testing.T) {
 		"{\"bindings\": [\n\n{\"label\": \"\", \"prefix\": \"127.0.0.1\"}]}":                                                "f:3: invalid binding: label",
 		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0/33\"}]}":                                              `f:2: invalid binding: prefix: "127.0.0.0/33" is not an address`,
 		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"192.0.2.7/24\"}]}":                                              `f:2: invalid binding: prefix: "192.0.2.7/24" has bits set beyond its length: write 192.0.2.0/24`,
+		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"224.0.0.1\"}]}":                                                 `f:2: invalid binding: prefix: 224.0.0.1/32 is a multicast address, and no lookup program gets its packets`,
 		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0\", \"port\": 65536}]}":                                "f:2: invalid binding: port",
 		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0\", \"protocol\": \"sctp\"}]}":                         "f:2: invalid binding: protocol",
 		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0\", \"ports\": 1}]}":                                   `"ports": want label, prefix, port and protocol`,

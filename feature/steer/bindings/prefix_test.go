@@ -37,3 +37,21 @@ func TestParsePrefix(t *testing.T) {
 		}
 	}
 }
+
+// TestCheckUnicast: a binding without effect is rejected. A large prefix may contain such addresses.
+func TestCheckUnicast(t *testing.T) {
+	for text, rejected := range map[string]bool{
+		"224.0.0.1": true, "224.0.0.0/4": true, "239.1.0.0/16": true, "255.255.255.255": true,
+		"ff02::1": true, "ff00::/8": true, "fe80::1": true, "fe80::/10": true,
+		"0.0.0.0/0": false, "224.0.0.0/3": false, "::/0": false, "fe00::/7": false,
+		"10.9.0.255": false, "169.254.1.1": false, "127.0.0.1": false, "2001:db8::1": false, "fc00::1": false,
+	} {
+		p, err := ParsePrefix(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := CheckUnicast(p); (err != nil) != rejected {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
