@@ -62,6 +62,16 @@ func TestExamples(t *testing.T) {
 	}
 }
 
+// An example in a folder of its own parses, or the error names the missing file and its format.
+func TestExampleAlone(t *testing.T) {
+	for _, e := range examples.All() {
+		_, err := host.ParseConfig(filepath.Join(t.TempDir(), "weir.yaml"), []byte(e.Text))
+		if err != nil && (!strings.Contains(err.Error(), "routers: no such file") || !strings.Contains(err.Error(), `like "edge1 192.0.2.1 2001:db8::/64"`)) {
+			t.Errorf("%s: %v", e.Name, err)
+		}
+	}
+}
+
 func TestUnknownExample(t *testing.T) {
 	for name, want := range map[string]string{"telemtry": `did you mean "telemetry"?`, "xyz": "want one of "} {
 		if _, err := inProcess("examples", name); !errors.Is(err, cli.ErrUsage) || !strings.Contains(err.Error(), want) {

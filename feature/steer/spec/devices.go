@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"slices"
 	"strings"
@@ -55,6 +56,9 @@ func LoadDevices(path string) (*DeviceList, error) {
 	f, err := safefile.Read(path, maxDevicesFile)
 	if errors.Is(err, safefile.ErrRefused) {
 		return nil, fmt.Errorf("%w: %w", errDevices, err)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: write it, with a line for each device: its name, then its addresses and prefixes, like \"edge1 192.0.2.1 2001:db8::/64\"", err)
 	}
 	if err != nil {
 		return nil, err
