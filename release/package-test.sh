@@ -185,6 +185,7 @@ check "weir doctor" weir doctor
 check "the man page of weir apply" exists /usr/share/man/man8/weir-apply.8.gz
 check "the man page of weir steer run" exists /usr/share/man/man8/weir-steer-run.8.gz
 check "completion in bash" bash -c '. /usr/share/bash-completion/completions/weir && complete -p weir'
+check "completion in zsh" test -e /usr/share/zsh/vendor-completions/_weir
 check "other users read the man pages" readable
 check "examples keep the right to run" test -x /usr/share/doc/weir/examples/handoff/certificates
 check "two members share an address" members
