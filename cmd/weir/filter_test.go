@@ -59,7 +59,7 @@ func TestFilterCommands(t *testing.T) {
 	})
 	s.run(0, `dns: hook nft, default pass, in wire\d+-b\n  at nftables table inet weir_dns, input, priority 0\n`+
 		`  RULE +ACTION +PACKETS +BYTES +LAST MATCH +MATCH\n  all +count +1 +41 B +\d+s ago +udp\n  2 +drop +1 +41 B +\d+s ago +udp.dstport == 5001\n  default +pass +0 +0 B +never +no rule decided\n`+
-		`\nlate: .*\n  ! tcx ingress of nowhere: there is no interface nowhere: .*`, "filter", "list")
+		`\n! late: .*\n  ! tcx ingress of nowhere: there is no interface nowhere: .*`, "filter", "list")
 	s.run(0, `dns: .*`, "filter", "list", "dns")
 	s.run(1, `weir: no filter "x": .*`, "filter", "list", "x")
 	var st filter.State
@@ -69,7 +69,7 @@ func TestFilterCommands(t *testing.T) {
 	if r := st.Filters[0].Rules; len(st.Filters) != 2 || r[1].Packets != 1 || r[1].Action != filter.Drop || time.Since(r[1].Last) > time.Minute || r[0].Name != "all" {
 		t.Errorf("list --json: %+v", st)
 	}
-	s.run(0, `FILTER +HOOK +RULES +DROPPED +LAST DROP +NETNS\ndns +nft +2 +1 +\d+s ago +wire\d+-b\nlate +tcx +1 +0 +never +wire\d+-b\nlate: .*`, "status")
+	s.run(0, `FILTER +HOOK +RULES +DROPPED +LAST DROP +NETNS\ndns +nft +2 +1 +\d+s ago +wire\d+-b\nlate +tcx +1 +0 +never +wire\d+-b\n! late: .*`, "status")
 	var all struct {
 		Filter filter.State
 	}

@@ -116,7 +116,7 @@ func TestApplyStatusRemove(t *testing.T) {
 	s.run(0, `nothing to change\n`, "apply", "-f", file)
 	s.run(0, `nothing to change\n`, "apply", "-f", file, "--dry-run")
 	s.run(1, `weir: read the configuration: open /nonexistent.yaml: no such file or directory\n`, "apply", "-f", "/nonexistent.yaml")
-	s.run(0, `SERVICE +LISTEN +SLOTS +EMPTY +ON EMPTY +NETNS\ntelemetry +udp 0.0.0.0:4739, tcp 0.0.0.0:4739 +2 +1 +reject +net:\[\d+\]\n`, "status")
+	s.run(0, `SERVICE +LISTEN +SLOTS +EMPTY +ON EMPTY +NETNS\ntelemetry +udp 0.0.0.0:4739, tcp 0.0.0.0:4739 +2 +slot 1 +reject +net:\[\d+\]\n`, "status")
 	s.run(0, fmt.Sprintf(`telemetry: udp .* engine sk_lookup, on_empty reject, seed \d+, .*\n  0 +admitted +\d+s +%d +pid %[1]d .*\n  1 +empty .*\n  slot 1 is empty: no member is configured\n`, os.Getpid()), "steer", "status")
 	s.run(1, `weir: service "dns" is not steered \(steered: telemetry\)\n`, "steer", "status", "dns")
 	var st struct{ Steer state.State }
@@ -208,7 +208,7 @@ func TestAdmit(t *testing.T) {
 	s.run(0, `.*slot 0 is empty: withdrawn by weir steer withdraw.*`, "steer", "status")
 	s.run(0, ``, "steer", "admit", "telemetry", "--slot", "0")
 	s.run(1, `weir: wrong process: process `+pid+` serves slot 0 of telemetry: run weir steer withdraw telemetry --slot 0 first, .*`, "steer", "admit", "telemetry", "--slot", "1", "--pid", pid)
-	s.run(0, `SERVICE[^\n]*\ntelemetry .* 2 +1 +reject .*`, "status")
+	s.run(0, `SERVICE[^\n]*\ntelemetry .* 2 +slot 1 +reject .*`, "status")
 	s.run(1, `weir: no such slot: telemetry has slots 0 to 1\n`, "steer", "admit", "telemetry", "--slot", "2", "--pid", pid)
 	s.run(2, `weir: telemetry is a configured service with slots: use weir steer admit and withdraw\n`, "steer", "register", "telemetry")
 	s.run(2, `weir: --bound goes with --pid, .*`, "steer", "admit", "telemetry", "--slot", "1", "--bound", "udp :1")
