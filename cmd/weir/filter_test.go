@@ -59,7 +59,7 @@ func TestFilterCommands(t *testing.T) {
 	})
 	s.run(0, `dns: hook nft, default pass, in wire\d+-b\n  at nftables table inet weir_dns, input, priority 0\n`+
 		`  RULE +ACTION +PACKETS +BYTES +LAST MATCH +MATCH\n  all +count +1 +41 B +\d+s ago +udp\n  2 +drop +1 +41 B +\d+s ago +udp.dstport == 5001\n  default +pass +0 +0 B +never +no rule decided\n`+
-		`\n! late: .*\n  ! tcx ingress of nowhere: there is no interface nowhere: .*`, "filter", "list")
+		`\nlate: .*\n  ! tcx ingress of nowhere: there is no interface nowhere: .*`, "filter", "list")
 	s.run(0, `dns: .*`, "filter", "list", "dns")
 	s.run(1, `weir: no filter "x": .*`, "filter", "list", "x")
 	var st filter.State
