@@ -8,6 +8,7 @@ import (
 	"math"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -131,6 +132,34 @@ func TestFarewell(t *testing.T) {
 				t.Errorf("bfdd shows %+v; lost: %d", got, count())
 			}
 		})
+	}
+}
+
+// A session with another name, as after renaming its path, stays up, and has no farewell.
+func TestRenamed(t *testing.T) {
+	w := newWorld(t, true)
+	w.acquaint()
+	r := frrtest.Start(t, w.there, "far", map[string]string{"bfdd": neighbours("10.9.0.2 10.9.0.1", "fd09::2 fd09::1")})
+	four := Session{Name: "four", Device: "w0", Peer: netip.MustParseAddr("10.9.0.2"), Interval: every, Multiplier: times}
+	six := four
+	six.Name, six.Peer = "six", netip.MustParseAddr("fd09::2")
+	w.run()
+	defer func() { w.stop() }()
+	w.apply(Config{Netns: w.ref, Sessions: []Session{four, six}})
+	w.eventually("both sessions are up", func() bool {
+		return w.session("four").State == bfd.Up && w.session("six").State == bfd.Up && strings.Count(squeezed(r.Vtysh("show bfd peers json")), `"status":"up"`) == 2
+	})
+	ups, downs := w.session("four").Ups, w.session("four").Downs
+	four.Name, six.Name = "six", "other" // a name of another session, and a new one
+	w.apply(Config{Netns: w.ref, Sessions: []Session{four, six}})
+	if s := w.session("six"); s.State != bfd.Up || s.Ups != ups || s.Downs != downs || s.Peer != four.Peer {
+		t.Errorf("renamed from four: %+v, before: ups %d, downs %d", s, ups, downs)
+	}
+	if s := w.session("other"); s.State != bfd.Up || s.Peer != six.Peer {
+		t.Errorf("renamed from six: %+v", s)
+	}
+	if text := squeezed(r.Vtysh("show bfd peers json")); strings.Count(text, `"status":"up"`) != 2 {
+		t.Errorf("bfdd shows %s", text)
 	}
 }
 

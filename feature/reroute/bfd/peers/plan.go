@@ -189,6 +189,7 @@ func (p *published) apply(ctx context.Context, l *kernel.WriteLock) error {
 	p.Discriminators = map[string]uint32{}
 	stays := map[uint32]bool{}
 	p.retain(ns, was, there, sessions, stays)
+	was = renamed(was, there, sessions, stays)
 	for name, s := range sessions {
 		d := was[name]
 		if there[d] != s.identity() {
@@ -220,6 +221,24 @@ func (p *published) apply(ctx context.Context, l *kernel.WriteLock) error {
 		return err
 	}
 	return e.Record(l, text)
+}
+
+// renamed returns the discriminators by the names of sessions. A session belongs to its device and addresses: a new
+// name for them continues it, and the neighbour notices nothing. stays are discriminators in use.
+func renamed(was map[string]uint32, there map[uint32]engine.Identity, sessions map[string]resolved, stays map[uint32]bool) map[string]uint32 {
+	out, former := map[string]uint32{}, map[engine.Identity]uint32{}
+	for name, d := range was {
+		out[name] = d
+		if id, has := there[d]; has && !stays[d] {
+			former[id] = d
+		}
+	}
+	for name, s := range sessions {
+		if d, has := former[s.identity()]; has {
+			out[name] = d
+		}
+	}
+	return out
 }
 
 // PlanUpgrade lists the namespaces with programs of another weir version. It changes nothing.
