@@ -59,12 +59,12 @@ func printDoctor(w io.Writer, d host.Diagnosis) {
 		if strings.HasPrefix(f.Check, f.Feature+" ") || strings.HasPrefix(f.Check, "load balancer ") { // for example "backend s1", "load balancer edge"
 			about = f.Check
 		}
-		fmt.Fprintf(w, "%s: %s: %s\n", f.Level, about, f.Text)
+		cli.Note(w, "%s: %s: %s\n", f.Level, about, f.Text)
 		if f.For != "" {
-			fmt.Fprintf(w, "  for: %s\n", f.For)
+			cli.Note(w, "  for: %s\n", f.For)
 		}
 		if f.Remedy != "" {
-			fmt.Fprintf(w, "  remedy: %s\n", f.Remedy)
+			cli.Note(w, "  remedy: %s\n", f.Remedy)
 		}
 	}
 }

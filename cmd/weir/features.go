@@ -11,6 +11,7 @@ import (
 	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
+	"github.com/weir-project/weir/internal/terminal"
 )
 
 // extensions returns the weir apply extensions of all features.
@@ -46,8 +47,8 @@ func overview() string {
 func printSummaries(w io.Writer, st host.Status, now time.Time) {
 	first := true
 	for _, c := range cli.Features() {
-		var b strings.Builder
-		c.Summary(&b, st, slices.ContainsFunc(st.Shown(), func(name string) bool { return name != c.Name }), now)
+		b := terminal.NewBuffer(w)
+		c.Summary(b, st, slices.ContainsFunc(st.Shown(), func(name string) bool { return name != c.Name }), now)
 		if b.Len() == 0 {
 			continue
 		}

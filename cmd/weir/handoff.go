@@ -253,15 +253,15 @@ only services with their own members.`,
 // printHandoff prints the report of a session keeper.
 func printHandoff(w io.Writer, r handoff.Report, all bool, now time.Time) {
 	if len(r.Services) == 0 {
-		fmt.Fprintln(w, "no members and no sessions: docs/HANDOFF.md describes how applications join")
+		cli.Note(w, "no members and no sessions: docs/HANDOFF.md describes how applications join\n")
 	}
 	for i, s := range r.Services {
 		if i > 0 {
 			fmt.Fprintln(w)
 		}
-		fmt.Fprintf(w, "%s: %s, %s\n", s.Name, fmt.Count(len(s.Members), "member"), fmt.Count(live(s.Sessions), "session"))
+		cli.Note(w, "%s: %s, %s\n", s.Name, fmt.Count(len(s.Members), "member"), fmt.Count(live(s.Sessions), "session"))
 		if s.Counts.OverLimit > 0 {
-			fmt.Fprintf(w, "  ! %s or states exceeded the keeper's limits\n", fmt.Count(s.Counts.OverLimit, "socket"))
+			cli.Note(w, "  ! %s or states exceeded the keeper's limits\n", fmt.Count(s.Counts.OverLimit, "socket"))
 		}
 		if len(s.Members) > 0 {
 			printMembers(w, s.Members, now)
@@ -283,8 +283,8 @@ func live(all []handoff.SessionReport) (n int) {
 
 // printOutcomes prints the counters since the start of the keeper.
 func printOutcomes(w io.Writer, n handoff.Counts) {
-	fmt.Fprintf(w, "  moved so far: %d by transfer, %d after a crash, %d inherited; %s refused\n", n.Transfers, n.Rescued, n.Inherited, fmt.Count(int(n.Rejected), "transfer"))
-	fmt.Fprintf(w, "  reset so far: %d expired, %d with uncommitted bytes, %d closed by the peer\n", n.Expired, n.Gaps, n.Closed)
+	cli.Note(w, "  moved so far: %d by transfer, %d after a crash, %d inherited; %s refused\n", n.Transfers, n.Rescued, n.Inherited, fmt.Count(int(n.Rejected), "transfer"))
+	cli.Note(w, "  reset so far: %d expired, %d with uncommitted bytes, %d closed by the peer\n", n.Expired, n.Gaps, n.Closed)
 }
 
 func printMembers(w io.Writer, members []handoff.MemberReport, now time.Time) {
@@ -330,7 +330,7 @@ func printKept(w io.Writer, kept []handoff.SessionReport, all bool, now time.Tim
 	printHandoffSessions(w, some(sessions), now)
 	printHandoffSockets(w, some(others), now)
 	if n := len(sessions) + len(others) - len(some(sessions)) - len(some(others)); n > 0 {
-		fmt.Fprintf(w, "  %d more: --all shows them\n", n)
+		cli.Note(w, "  %d more: --all shows them\n", n)
 	}
 	refused := 0
 	for _, s := range sessions {
@@ -340,10 +340,10 @@ func printKept(w io.Writer, kept []handoff.SessionReport, all bool, now time.Tim
 		if refused++; refused > few && !all {
 			continue
 		}
-		fmt.Fprintf(w, "  ! session %s, %s to %s, was not moved from member %s: %s\n", s.ID, s.Remote, s.Local, s.Member, s.ReturnReason)
+		cli.Note(w, "  ! session %s, %s to %s, was not moved from member %s: %s\n", s.ID, s.Remote, s.Local, s.Member, s.ReturnReason)
 	}
 	if refused > few && !all {
-		fmt.Fprintf(w, "  ! and %d more: --all shows them\n", refused-few)
+		cli.Note(w, "  ! and %d more: --all shows them\n", refused-few)
 	}
 }
 

@@ -27,7 +27,7 @@ func init() {
 			if r, ok := host.Part[backend.Report](st, backend.Name); ok && r.Agent != nil {
 				printServer(w, *r.Agent)
 			} else if ok && r.Spec != nil {
-				fmt.Fprintf(w, "backend %s: ! its agent does not answer: no session can move; run weir serve\n", r.Spec.Name)
+				cli.Note(w, "backend %s: ! its agent does not answer: no session can move; run weir serve\n", r.Spec.Name)
 			}
 		},
 	})
@@ -78,44 +78,44 @@ func printServer(w io.Writer, s backend.Status) {
 	if s.Draining {
 		draining = "; draining, no new flows"
 	}
-	fmt.Fprintf(w, "backend %s: sessions: %d sent, %d received, %d returned, %d in transfer%s\n", s.Backend, s.Out, s.In, s.Returned, s.Sending+s.Receiving, draining)
+	cli.Note(w, "backend %s: sessions: %d sent, %d received, %d returned, %d in transfer%s\n", s.Backend, s.Out, s.In, s.Returned, s.Sending+s.Receiving, draining)
 	if s.Out > 0 {
-		fmt.Fprintf(w, "  a move takes %s (median), %s (p99), %s (max); stopped for %s on average; %d bytes a session\n",
+		cli.Note(w, "  a move takes %s (median), %s (p99), %s (max); stopped for %s on average; %d bytes a session\n",
 			short(s.Transfer.P50), short(s.Transfer.P99), short(s.Transfer.Max), short(s.Stopped.Sum/time.Duration(s.Stopped.Count)), s.Bytes/s.Out)
 	}
 	if len(s.Unserved) > 0 {
-		fmt.Fprintf(w, "  ! no process serves %s here (no listener, or the address is not local): new flows go to other backends\n", strings.Join(s.Unserved, ", "))
+		cli.Note(w, "  ! no process serves %s here (no listener, or the address is not local): new flows go to other backends\n", strings.Join(s.Unserved, ", "))
 	}
 	for _, what := range slices.Sorted(maps.Keys(s.Rejected)) {
-		fmt.Fprintf(w, "  ! %s: rejected %s; see the agent's log\n", what, fmt.Count(s.Rejected[what], "time"))
+		cli.Note(w, "  ! %s: rejected %s; see the agent's log\n", what, fmt.Count(s.Rejected[what], "time"))
 	}
 	for i, b := range s.Blocked {
 		if i == maxStuck {
-			fmt.Fprintf(w, "  ! and %d more: --json has all\n", len(s.Blocked)-i)
+			cli.Note(w, "  ! and %d more: --json has all\n", len(s.Blocked)-i)
 			break
 		}
-		fmt.Fprintf(w, "  ! blocks the drain: %s\n", b)
+		cli.Note(w, "  ! blocks the drain: %s\n", b)
 	}
 	for i, v := range s.Stuck {
 		if i == maxStuck {
-			fmt.Fprintf(w, "  ! and %d more: --json has all\n", len(s.Stuck)-i)
+			cli.Note(w, "  ! and %d more: --json has all\n", len(s.Stuck)-i)
 			break
 		}
-		fmt.Fprintf(w, "  ! %s of %s has been stuck for %s: %s\n", v.Client, v.Service, v.For.Round(time.Second), v.Reason)
+		cli.Note(w, "  ! %s of %s has been stuck for %s: %s\n", v.Client, v.Service, v.For.Round(time.Second), v.Reason)
 	}
 	printCertificate(w, s.Certificate)
 	if !s.Keeper {
-		fmt.Fprintln(w, "  ! the session keeper does not answer: no session can move; run weir serve, or weir handoff keep")
+		cli.Note(w, "  ! the session keeper does not answer: no session can move; run weir serve, or weir handoff keep\n")
 	}
 	if s.LBRejects != "" {
-		fmt.Fprintf(w, "  ! the load balancer rejects this backend: %s\n", s.LBRejects)
+		cli.Note(w, "  ! the load balancer rejects this backend: %s\n", s.LBRejects)
 	} else if !s.LB {
-		fmt.Fprintln(w, "  ! the load balancer's agent is not connected: no session can move")
+		cli.Note(w, "  ! the load balancer's agent is not connected: no session can move\n")
 	} else if d := s.Silent[""]; d > 0 {
-		fmt.Fprintf(w, "  ! the load balancer's agent is connected%s\n", notHeard(d))
+		cli.Note(w, "  ! the load balancer's agent is connected%s\n", notHeard(d))
 	}
 	if s.TimeoutError != "" {
-		fmt.Fprintf(w, "  ! %s\n", s.TimeoutError)
+		cli.Note(w, "  ! %s\n", s.TimeoutError)
 	}
 	type row struct {
 		Name  string `table:"BACKEND"`
@@ -177,9 +177,9 @@ func (t blockedTold) tell(all []backend.Blocked) {
 		t.why[b.Session] = b.Reason
 		switch n := len(t.why); {
 		case n <= maxStuck:
-			fmt.Fprintf(t.w, "  ! blocks the drain: %s\n", b)
+			cli.Note(t.w, "  ! blocks the drain: %s\n", b)
 		case n == maxStuck+1 && !known:
-			fmt.Fprintln(t.w, "  ! and more: weir handoff backend status --json has all")
+			cli.Note(t.w, "  ! and more: weir handoff backend status --json has all\n")
 		}
 	}
 }

@@ -124,7 +124,7 @@ are shown by backend number.`,
 				return errors.Join(cli.PrintJSON(cmd, all), unread)
 			}
 			if len(all) == 0 && unread == nil {
-				fmt.Fprintln(cmd.OutOrStdout(), "no load balancer: define one in the section lb of weir.yaml")
+				cli.Note(cmd.OutOrStdout(), "no load balancer: define one in the section lb of weir.yaml\n")
 			}
 			for i, s := range all {
 				if i > 0 {
@@ -141,25 +141,25 @@ are shown by backend number.`,
 
 func printLB(w io.Writer, s lb.Status) {
 	n := s.Counts
-	fmt.Fprintf(w, "load balancer %s in net:[%s]: %s, %d buffered, %d moving\n", s.Name, s.Netns, fmt.Count(s.Flows, "flow"), s.Buffered, s.Moving)
+	cli.Note(w, "load balancer %s in net:[%s]: %s, %d buffered, %d moving\n", s.Name, s.Netns, fmt.Count(s.Flows, "flow"), s.Buffered, s.Moving)
 	if s.Gone {
-		fmt.Fprintf(w, "  ! its network namespace is gone, and its data path with it: %s\n", feature.RemedyGone)
+		cli.Note(w, "  ! its network namespace is gone, and its data path with it: %s\n", feature.RemedyGone)
 	} else if !s.Agent {
-		fmt.Fprintln(w, "  ! its agent does not answer: flows continue, but none can move, and no backend is checked; run weir serve")
+		cli.Note(w, "  ! its agent does not answer: flows continue, but none can move, and no backend is checked; run weir serve\n")
 	}
 	for _, d := range s.Devices {
-		fmt.Fprintf(w, "  ! device %s: %s: its packets do not reach the load balancer\n", d.Device, d.Reason)
+		cli.Note(w, "  ! device %s: %s: its packets do not reach the load balancer\n", d.Device, d.Reason)
 	}
 	if s.Starting {
-		fmt.Fprintf(w, "  starting: packets of unknown connections wait until the backends claim them (%d dropped)\n", n.Awaited)
+		cli.Note(w, "  starting: packets of unknown connections wait until the backends claim them (%d dropped)\n", n.Awaited)
 	}
 	if p := s.Partner; p != nil {
-		fmt.Fprintf(w, "  partner %s: %s; %s sent, %d received%s\n", p.Name, partnerState(p), fmt.Count(p.Told, "flow"), p.Heard, splitText(p))
+		cli.Note(w, "  partner %s: %s; %s sent, %d received%s\n", p.Name, partnerState(p), fmt.Count(p.Told, "flow"), p.Heard, splitText(p))
 	}
 	printCertificate(w, s.Certificate)
 	printLBBackends(w, s)
-	fmt.Fprintf(w, "  packets: %d to backends, %d to clients, %d buffered, %d errors passed on\n", n.In, n.Out, n.Buffered, n.ICMP)
-	fmt.Fprintf(w, "  dropped: %d from a backend not owning the flow, %d resets,\n           %d without a backend, %d from unknown sources, %d fragments\n",
+	cli.Note(w, "  packets: %d to backends, %d to clients, %d buffered, %d errors passed on\n", n.In, n.Out, n.Buffered, n.ICMP)
+	cli.Note(w, "  dropped: %d from a backend not owning the flow, %d resets,\n           %d without a backend, %d from unknown sources, %d fragments\n",
 		n.Mute, n.NoReset, n.NoBackend, n.UnknownSource, n.Fragment)
 }
 
@@ -240,10 +240,10 @@ func printCertificate(w io.Writer, c *peer.Certificate) {
 		return
 	}
 	if c.Problem != "" {
-		fmt.Fprintf(w, "  ! the agent's new certificate is rejected, the previous one stays in use: %s\n", c.Problem)
+		cli.Note(w, "  ! the agent's new certificate is rejected, the previous one stays in use: %s\n", c.Problem)
 	}
 	if left := time.Until(c.NotAfter); left < certificateNear {
-		fmt.Fprintf(w, "  ! the agent's certificate expires at %s: replace its files; the agent reloads them\n", c.NotAfter.UTC().Format(time.RFC3339))
+		cli.Note(w, "  ! the agent's certificate expires at %s: replace its files; the agent reloads them\n", c.NotAfter.UTC().Format(time.RFC3339))
 	}
 }
 

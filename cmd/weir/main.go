@@ -63,7 +63,7 @@ func main() {
 		}
 		terminal.Clear()
 		err = ended(ctx, err)
-		fmt.Fprintln(os.Stderr, "weir:", err)
+		cli.Note(os.Stderr, "weir: %v\n", err)
 		os.Exit(exitStatus(err))
 	}
 }

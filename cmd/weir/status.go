@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/host"
-	fmt "github.com/weir-project/weir/internal/printable"
 )
 
 func statusCommand(g *cli.Globals) *cobra.Command {
@@ -36,11 +35,11 @@ func printStatus(w io.Writer, st host.Status, now time.Time) {
 	cli.PrintFaults(w, st.Faults, "")
 	if st.Unconfirmed != nil {
 		f := st.Unconfirmed.Finding()
-		fmt.Fprintf(w, "! %s: %s: %s\n", f.Object, f.Text, f.Remedy)
+		cli.Note(w, "! %s: %s: %s\n", f.Object, f.Text, f.Remedy)
 	}
 	if st.HalfDone != nil {
 		f := st.HalfDone.Finding()
-		fmt.Fprintf(w, "! %s: %s: %s\n", f.Object, f.Text, f.Remedy)
+		cli.Note(w, "! %s: %s: %s\n", f.Object, f.Text, f.Remedy)
 	}
 	printSummaries(w, st, now)
 }

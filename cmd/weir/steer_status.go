@@ -32,7 +32,7 @@ func summarizeSteer(w io.Writer, st host.Status, others bool, _ time.Time) {
 	unseen := slices.ContainsFunc(st.Faults, func(f kernel.Fault) bool { return f.Kind == kernel.FaultRoot }) // unreadable pins may hold services
 	switch empty := len(s.Services)+len(s.Bound) == 0; {
 	case empty && !others && !unseen && len(s.Unreadable) == 0:
-		fmt.Fprintln(w, "no services, guards, filters, paths or sessions yet: weir init writes a first weir.yaml, and weir apply -f weir.yaml applies it")
+		cli.Note(w, "no services, guards, filters, paths or sessions yet: weir init writes a first weir.yaml, and weir apply -f weir.yaml applies it\n")
 		printOutdated(w, s.Outdated)
 	case !empty || !others && !unseen:
 		printSummary(w, s)
@@ -44,18 +44,18 @@ const maxUnserved = 10
 
 func printSummary(w io.Writer, st state.State) {
 	for _, b := range st.Bound {
-		fmt.Fprintf(w, "%s in %s: weir bind list, weir steer services\n", fmt.Count(b.Bindings, "binding"), b.Netns)
+		cli.Note(w, "%s in %s: weir bind list, weir steer services\n", fmt.Count(b.Bindings, "binding"), b.Netns)
 		for i, u := range b.Unserved {
 			if i == maxUnserved {
-				fmt.Fprintf(w, "! and %d more services without a socket: weir steer services\n", len(b.Unserved)-i)
+				cli.Note(w, "! and %d more services without a socket: weir steer services\n", len(b.Unserved)-i)
 				break
 			}
-			fmt.Fprintf(w, "! %s: %s: %s\n", u.Service, u.Text(b.Netns), u.Remedy())
+			cli.Note(w, "! %s: %s: %s\n", u.Service, u.Text(b.Netns), u.Remedy())
 		}
 	}
 	if len(st.Services) == 0 {
 		if len(st.Bound)+len(st.Unreadable) == 0 {
-			fmt.Fprintln(w, "no services: weir init suggests some, and weir apply -f weir.yaml applies them")
+			cli.Note(w, "no services: weir init suggests some, and weir apply -f weir.yaml applies them\n")
 		}
 		printOutdated(w, st.Outdated)
 		return
@@ -63,10 +63,10 @@ func printSummary(w io.Writer, st state.State) {
 	printServices(w, st.Services)
 	for _, s := range st.Services {
 		if s.Problem != "" {
-			fmt.Fprintf(w, "! %s: %s\n", s.Name, s.Problem)
+			cli.Note(w, "! %s: %s\n", s.Name, s.Problem)
 		}
 		for _, line := range notes(s) {
-			fmt.Fprintf(w, "! %s: %s\n", s.Name, line)
+			cli.Note(w, "! %s: %s\n", s.Name, line)
 		}
 		cli.PrintBeside(w, s.Name, s.Positions()...)
 	}
@@ -109,22 +109,22 @@ func printSteer(w io.Writer, services []state.Service, now time.Time) {
 		if i > 0 {
 			fmt.Fprintln(w)
 		}
-		fmt.Fprintf(w, "%s: %s by %s\n  engine %s, on_empty %s, seed %d, in %s\n",
+		cli.Note(w, "%s: %s by %s\n  engine %s, on_empty %s, seed %d, in %s\n",
 			s.Name, strings.Join(s.Listen, ", "), s.By, s.Engine, s.OnEmpty, s.Seed, s.Netns)
 		if s.Problem != "" {
-			fmt.Fprintf(w, "  ! %s\n", s.Problem)
+			cli.Note(w, "  ! %s\n", s.Problem)
 		}
 		for _, line := range notes(s) {
-			fmt.Fprintf(w, "  ! %s\n", line)
+			cli.Note(w, "  ! %s\n", line)
 		}
 		for _, p := range s.Positions() {
-			fmt.Fprintf(w, "  at %s: %s\n", p.Hook, p)
+			cli.Note(w, "  at %s: %s\n", p.Hook, p)
 		}
 		printSlots(w, s, now)
 		for _, slot := range s.Slots {
 			printDraining(w, slot, now)
 			if slot.Reason != "" {
-				fmt.Fprintf(w, "  %s\n", slot.Describe())
+				cli.Note(w, "  %s\n", slot.Describe())
 			}
 		}
 		printCopies(w, s.Copies)
@@ -211,9 +211,9 @@ func printDraining(w io.Writer, slot slots.State, now time.Time) {
 	default:
 		what += ", for " + cli.Ago(now, d.Until) + " more at most"
 	}
-	fmt.Fprintf(w, "  slot %d: process %d drains since %s, left: %s\n", slot.Slot, d.PID, cli.Ago(d.Since, now), what)
+	cli.Note(w, "  slot %d: process %d drains since %s, left: %s\n", slot.Slot, d.PID, cli.Ago(d.Since, now), what)
 	if d.Back > 0 {
-		fmt.Fprintf(w, "  slot %d: %s returned to it, because its successor is not complete\n", slot.Slot, fmt.Count(d.Back, "packet"))
+		cli.Note(w, "  slot %d: %s returned to it, because its successor is not complete\n", slot.Slot, fmt.Count(d.Back, "packet"))
 	}
 }
 
@@ -257,16 +257,16 @@ func slotText(s state.Service, slot slots.State) string {
 // printMoves lists the devices and buckets moved by an operator.
 func printMoves(w io.Writer, s state.Service) {
 	for _, device := range slices.Sorted(maps.Keys(s.Moved)) {
-		fmt.Fprintf(w, "  moved: %s to slot %d\n", device, s.Moved[device])
+		cli.Note(w, "  moved: %s to slot %d\n", device, s.Moved[device])
 	}
 	for _, bucket := range slices.Sorted(maps.Keys(s.Placed)) {
-		fmt.Fprintf(w, "  moved: bucket %d to slot %d\n", bucket, s.Placed[bucket])
+		cli.Note(w, "  moved: bucket %d to slot %d\n", bucket, s.Placed[bucket])
 	}
 }
 
 // printOutdated lists the programs of another weir version.
 func printOutdated(w io.Writer, list []state.Outdated) {
 	for _, o := range list {
-		fmt.Fprintf(w, "engine %s of %s runs the program of another weir version: %s: run weir upgrade\n", o.Engine, o.Netns, o)
+		cli.Note(w, "engine %s of %s runs the program of another weir version: %s: run weir upgrade\n", o.Engine, o.Netns, o)
 	}
 }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package terminal shows the progress of long work on one line of a terminal, and clears it at the end. A pipe, a file
-// and a dumb terminal get no byte. The line has no colours, so NO_COLOR changes nothing.
+// and a dumb terminal get no byte. The line has no colours, so NO_COLOR changes nothing. Text is wrapped at the width of
+// a terminal.
 package terminal
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -29,6 +31,70 @@ func Is(w io.Writer) bool {
 	}
 	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
 	return err == nil
+}
+
+// Columns returns the width of a terminal, also of a dumb one; 0 for other writers and unknown widths.
+func Columns(w io.Writer) int {
+	if b, ok := w.(*Buffer); ok {
+		w = b.to
+	}
+	f, ok := w.(interface{ Fd() uintptr })
+	if !ok {
+		return 0
+	}
+	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
+		return 0
+	}
+	return int(size.Col)
+}
+
+// Buffer keeps text for a writer, and has its width.
+type Buffer struct {
+	strings.Builder
+	to io.Writer
+}
+
+// NewBuffer returns an empty buffer of text for w.
+func NewBuffer(w io.Writer) *Buffer { return &Buffer{to: w} }
+
+// Wrap breaks the lines of text at spaces for the terminal w. Further parts of a line begin with indent. Text for other
+// writers stays as it is. A longer word stays whole, because a person copies paths and commands.
+func Wrap(w io.Writer, text, indent string) string {
+	columns := Columns(w)
+	if columns == 0 {
+		return text
+	}
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		for utf8.RuneCountInString(strings.TrimSuffix(line, "\n")) > columns {
+			at := breakBefore(line, columns)
+			if at < 0 {
+				break
+			}
+			b.WriteString(line[:at] + "\n")
+			line = indent + line[at+1:]
+		}
+		b.WriteString(line)
+	}
+	return b.String()
+}
+
+// breakBefore returns the index of the last space at or before a column, or of the first one behind it. The spaces that
+// begin the line do not count. It returns -1 if there is none.
+func breakBefore(line string, column int) int {
+	last, n, begun := -1, 0, false
+	for i, r := range line {
+		if begun && r == ' ' && (n <= column || last < 0) {
+			last = i
+		}
+		if n > column && last >= 0 {
+			break
+		}
+		begun = begun || r != ' '
+		n++
+	}
+	return last
 }
 
 // Colours reports whether w is a terminal that may get colours: see https://no-color.org.
@@ -109,10 +175,7 @@ func (l *Line) picture() string {
 		full := int(part * width)
 		text = fmt.Sprintf("%s [%s%s] %3.0f %%, %.0f s", l.work, strings.Repeat("#", full), strings.Repeat(".", width-full), 100*part, time.Since(l.since).Seconds())
 	}
-	columns := 80
-	if size, err := unix.IoctlGetWinsize(int(l.w.(interface{ Fd() uintptr }).Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {
-		columns = int(size.Col)
-	}
+	columns := cmp.Or(Columns(l.w), 80)
 	if utf8.RuneCountInString(text) >= columns {
 		text = string([]rune(text)[:columns-1])
 	}

@@ -68,3 +68,24 @@ func TestNoLine(t *testing.T) {
 		t.Error("a missing line changes a reader or writer")
 	}
 }
+
+// A terminal's lines end at its width, between words. A longer word stays whole. Pipes get the text unchanged.
+func TestWrap(t *testing.T) {
+	p := nstest.NewPTY(t, 20)
+	for text, want := range map[string]string{
+		"exactly 20 columns..\n":                      "exactly 20 columns..\n",
+		"! the second word is too much\nshort\n":      "! the second word is\n  too much\nshort\n",
+		"/a/path/longer/than/the/terminal is wrong\n": "/a/path/longer/than/the/terminal\n  is wrong\n",
+		"    a/word/without/any/space\n":              "    a/word/without/any/space\n",
+	} {
+		if got := Wrap(p.File, text, "  "); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+		if got := Wrap(NewBuffer(p.File), text, "  "); got != want {
+			t.Errorf("a buffer for the terminal gets %q, want %q", got, want)
+		}
+		if got := Wrap(&bytes.Buffer{}, text, "  "); got != text {
+			t.Errorf("a buffer gets %q, want %q", got, text)
+		}
+	}
+}

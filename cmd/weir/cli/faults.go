@@ -6,7 +6,6 @@ import (
 	"io"
 
 	"github.com/spf13/cobra"
-	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -21,7 +20,7 @@ func TellFaults(cmd *cobra.Command, g *Globals, feature string) {
 func PrintFaults(w io.Writer, faults []kernel.Fault, feature string) {
 	for _, f := range faults {
 		if feature == "" || f.Feature == feature || f.Feature == "" {
-			fmt.Fprintf(w, "! %s: %s\n", f, f.Remedy)
+			Note(w, "! %s: %s\n", f, f.Remedy)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,6 +16,15 @@ import (
 	"github.com/weir-project/weir/internal/ratelog"
 	"github.com/weir-project/weir/internal/terminal"
 )
+
+// Note prints a line like fmt.Fprintf. A terminal's line ends at its width, between words, and goes on with an indent.
+func Note(w io.Writer, format string, args ...any) {
+	var b strings.Builder
+	fmt.Fprintf(&b, format, args...)
+	text := b.String()
+	indent := len(text) - len(strings.TrimLeft(text, " "))
+	_, _ = io.WriteString(w, terminal.Wrap(w, text, strings.Repeat(" ", indent+2))) // ignore the error, like fmt.Fprintf
+}
 
 // PrintJSON prints v as JSON, with terminal control characters escaped.
 func PrintJSON(cmd *cobra.Command, v any) error {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	fmt "github.com/weir-project/weir/internal/printable"
+	"github.com/weir-project/weir/internal/terminal"
 )
 
 // PrintTables prints each slice of a state as a table, like PrintRows. It skips empty slices and slices without columns.
@@ -36,7 +37,8 @@ func PrintTables(w io.Writer, state any, now time.Time) {
 }
 
 // PrintRows prints a heading and one table row for each struct. The columns are the fields tagged `table:"HEADING"`, in
-// their order. A time is printed as its age, "-" if zero. Options follow the heading:
+// their order. A time is printed as its age, "-" if zero. On a narrower terminal the widest columns follow below each row.
+// Options follow the heading:
 //
 //	table:"DATA,bytes"         a size (uint64) in KiB, MiB and so on
 //	table:"MEMBER,dash"        "-" in place of the zero value
@@ -90,22 +92,21 @@ func allZero(rows reflect.Value, field int) bool {
 }
 
 func printRows(w io.Writer, indent string, rows reflect.Value, now time.Time) {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	columns := tableColumns(rows)
-	line := func(cell func(column) any) {
-		for i, c := range columns {
-			before := "\t"
-			if i == 0 {
-				before = indent
-			}
-			_, _ = io.WriteString(t, before) // ignore the error, like fmt.Fprint below
-			fmt.Fprint(t, cell(c))
+	lines := make([][]string, 1+rows.Len())
+	for _, c := range columns {
+		lines[0] = append(lines[0], fmt.Text(c.heading))
+		for n := range rows.Len() {
+			lines[n+1] = append(lines[n+1], fmt.Text(fmt.Sprint(cellText(rows.Index(n).Field(c.index), c.option, now))))
 		}
-		fmt.Fprintln(t)
 	}
-	line(func(c column) any { return c.heading })
-	for n := range rows.Len() {
-		line(func(c column) any { return cellText(rows.Index(n).Field(c.index), c.option, now) })
+	if width := terminal.Columns(w); width > 0 && tableWidth(lines, len(indent)) > width {
+		printFolded(w, indent, lines, width)
+		return
+	}
+	t := tabwriter.NewWriter(w, 0, 0, gap, ' ', 0)
+	for _, cells := range lines {
+		_, _ = io.WriteString(t, indent+strings.Join(cells, "\t")+"\n") // ignore the error, like fmt.Fprint
 	}
 	t.Flush()
 }

@@ -6,8 +6,11 @@ import (
 	"bytes"
 	"io"
 	"os"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 func TestPrintRows(t *testing.T) {
@@ -79,4 +82,50 @@ func TestPrintRowsUnknownOption(t *testing.T) {
 	PrintRows(io.Discard, []struct {
 		Rate int `table:"PPS (avg, min)"`
 	}{{1}}, time.Time{})
+}
+
+// On a terminal of 80 columns no cell is torn: the widest columns follow below their rows. A single network namespace
+// is not shown.
+func TestPrintRowsNarrow(t *testing.T) {
+	type row struct {
+		Slot   int    `table:"SLOT"`
+		State  string `table:"STATE"`
+		Member string `table:"MEMBER,dash"`
+		UDP    uint64 `table:"UDP"`
+		Queue  string `table:"QUEUE,dash"`
+		Netns  string `table:"NETNS"`
+	}
+	member := "pidfile /run/nfacctd/collector-0.pid"
+	queue := "0 B/8.0 MiB 0 B/8.0 MiB 0/1024 0/1024"
+	for name, c := range map[string]struct {
+		columns uint16
+		rows    []row
+		want    string
+	}{
+		"one namespace": {80, []row{{0, "admitted", member, 12, queue, "net:[4026531833]"}, {1, "empty", "", 0, "", "net:[4026531833]"}},
+			"SLOT  STATE     MEMBER                                UDP\n" +
+				"0     admitted  pidfile /run/nfacctd/collector-0.pid  12\n" +
+				"    QUEUE 0 B/8.0 MiB 0 B/8.0 MiB 0/1024 0/1024\n" +
+				"1     empty     -                                     0\n"},
+		"two namespaces": {80, []row{{0, "admitted", member, 12, queue, "net:[4026531833]"}, {1, "empty", "", 0, "", "ring-a"}},
+			"SLOT  STATE     MEMBER                                UDP  NETNS\n" +
+				"0     admitted  pidfile /run/nfacctd/collector-0.pid  12   net:[4026531833]\n" +
+				"    QUEUE 0 B/8.0 MiB 0 B/8.0 MiB 0/1024 0/1024\n" +
+				"1     empty     -                                     0    ring-a\n"},
+		"40 columns": {40, []row{{0, "admitted", member + " of a long name", 12, "", "ring-a"}},
+			"SLOT  STATE     UDP  QUEUE\n" +
+				"0     admitted  12   -\n" +
+				"    MEMBER pidfile\n" +
+				"      /run/nfacctd/collector-0.pid of a\n" +
+				"      long name\n"},
+		"wide enough": {160, []row{{0, "empty", "", 0, "", "ring-a"}}, "SLOT  STATE  MEMBER  UDP  QUEUE  NETNS\n0     empty  -       0    -      ring-a\n"},
+	} {
+		p := nstest.NewPTY(t, c.columns)
+		PrintRows(p.File, c.rows, time.Time{})
+		io.WriteString(p.File, "end\n")
+		p.Wait("end\r\n")
+		if got := strings.ReplaceAll(strings.TrimSuffix(p.Text(), "end\r\n"), "\r\n", "\n"); got != c.want {
+			t.Errorf("%s:\n%swant\n%s", name, got, c.want)
+		}
+	}
 }

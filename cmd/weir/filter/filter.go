@@ -69,7 +69,7 @@ it has no name.`,
 			}
 			cli.TellFaults(cmd, g, "filter")
 			if len(st.Filters) == 0 {
-				fmt.Fprintln(cmd.OutOrStdout(), "no filters: define some in the section filter of weir.yaml, and run weir apply -f weir.yaml")
+				cli.Note(cmd.OutOrStdout(), "no filters: define some in the section filter of weir.yaml, and run weir apply -f weir.yaml\n")
 				return st.Err()
 			}
 			for i, f := range st.Filters {
@@ -112,7 +112,7 @@ func printFilters(w io.Writer, filters []filter.FilterState, now time.Time) {
 	cli.PrintRows(w, rows, now)
 	for _, f := range filters {
 		for _, p := range filterProblems(f) {
-			fmt.Fprintf(w, "! %s: %s\n", f.Name, p)
+			cli.Note(w, "! %s: %s\n", f.Name, p)
 		}
 		for _, p := range f.Attachments {
 			if p.Problem == "" && p.Position != nil {
@@ -124,10 +124,10 @@ func printFilters(w io.Writer, filters []filter.FilterState, now time.Time) {
 
 // printFilter prints one filter with its rules.
 func printFilter(w io.Writer, f filter.FilterState, now time.Time) {
-	fmt.Fprintf(w, "%s: hook %s, default %s, in %s\n", f.Name, f.Hook, f.Default.Action, f.Netns)
+	cli.Note(w, "%s: hook %s, default %s, in %s\n", f.Name, f.Hook, f.Default.Action, f.Netns)
 	for _, p := range f.Attachments {
 		if p.Attached && p.Problem == "" {
-			fmt.Fprintf(w, "  at %s%s\n", p.Name, cli.AtHook(p.Position))
+			cli.Note(w, "  at %s%s\n", p.Name, cli.AtHook(p.Position))
 		}
 	}
 	for _, l := range f.Lists {
@@ -138,7 +138,7 @@ func printFilter(w io.Writer, f filter.FilterState, now time.Time) {
 		fmt.Fprintln(w)
 	}
 	for _, p := range filterProblems(f) {
-		fmt.Fprintf(w, "  ! %s\n", p)
+		cli.Note(w, "  ! %s\n", p)
 	}
 	printRules(w, f, now)
 }

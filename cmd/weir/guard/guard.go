@@ -71,7 +71,7 @@ their packets per second over the last seconds.`,
 			}
 			cli.TellFaults(cmd, g, "guard")
 			if len(st.Guards) == 0 {
-				fmt.Fprintln(cmd.OutOrStdout(), "no guards: add guard: {limit: 20kpps} to a service in weir.yaml")
+				cli.Note(cmd.OutOrStdout(), "no guards: add guard: {limit: 20kpps} to a service in weir.yaml\n")
 				return st.Err()
 			}
 			for i, s := range st.Guards {
@@ -105,7 +105,7 @@ func printGuards(w io.Writer, guards []guard.GuardState) {
 	cli.PrintRows(w, rows, time.Time{})
 	for _, g := range guards {
 		if g.Problem != "" {
-			fmt.Fprintf(w, "! %s: %s\n", g.Service, g.Problem)
+			cli.Note(w, "! %s: %s\n", g.Service, g.Problem)
 		}
 		cli.PrintBeside(w, g.Service, g.Positions...)
 	}
@@ -139,12 +139,12 @@ func guardNow(g guard.GuardState) string {
 
 // printGuard prints one guard in detail.
 func printGuard(w io.Writer, g guard.GuardState) {
-	fmt.Fprintf(w, "%s: %s, limit %s, at %s, in %s\n", g.Service, strings.Join(g.Listen, ", "), guardLimit(g), g.At, g.Netns)
+	cli.Note(w, "%s: %s, limit %s, at %s, in %s\n", g.Service, strings.Join(g.Listen, ", "), guardLimit(g), g.At, g.Netns)
 	if g.Problem != "" {
-		fmt.Fprintf(w, "  ! %s\n", g.Problem)
+		cli.Note(w, "  ! %s\n", g.Problem)
 	}
 	for _, p := range g.Positions {
-		fmt.Fprintf(w, "  at %s: %s\n", p.Hook, p)
+		cli.Note(w, "  at %s: %s\n", p.Hook, p)
 	}
 	now := "calm: nothing refused in the last few seconds"
 	if g.UnderAttack {
@@ -154,7 +154,7 @@ func printGuard(w io.Writer, g guard.GuardState) {
 	if g.ReservationOwners > 0 {
 		reserved = fmt.Sprintf("reserved: %.0f packets a second by %s", g.Reserved, fmt.Count(g.ReservationOwners, "source"))
 	}
-	fmt.Fprintf(w, "  %s; %s\n", now, reserved)
+	cli.Note(w, "  %s; %s\n", now, reserved)
 	if g.DryRun {
 		fmt.Fprintln(w, "  dry run: packets counted as refused pass")
 	}

@@ -143,13 +143,13 @@ func printPaths(w io.Writer, st reroute.State) {
 	}
 	for _, s := range st.Sessions {
 		if s.Problem != "" {
-			fmt.Fprintf(w, "! %s: %s\n", s.Name, s.Problem)
+			cli.Note(w, "! %s: %s\n", s.Name, s.Problem)
 		}
 		if s.Phase == liveness.Init && s.Problem == "" && !s.Kept {
-			fmt.Fprintf(w, "%s: no probe is answered yet: the link is used, unprobed\n", s.Name)
+			cli.Note(w, "%s: no probe is answered yet: the link is used, unprobed\n", s.Name)
 		}
 		if s.Kept {
-			fmt.Fprintf(w, "%s: the link was down before the session ended or changed: it stays down until probes are answered\n", s.Name)
+			cli.Note(w, "%s: the link was down before the session ended or changed: it stays down until probes are answered\n", s.Name)
 		}
 	}
 	printBFD(w, st.BFD, len(st.Paths)+len(st.Sessions) > 0)
@@ -192,13 +192,13 @@ func printBFD(w io.Writer, all []peers.SessionState, below bool) {
 	}
 	for _, s := range all {
 		if s.Problem != "" {
-			fmt.Fprintf(w, "! %s: %s\n", s.Name, s.Problem)
+			cli.Note(w, "! %s: %s\n", s.Name, s.Problem)
 		}
 		if s.NotAuthentic > 0 && s.State != bfd.Up {
-			fmt.Fprintf(w, "%s: %s of the peer rejected as not authentic: set key_file, key_id and auth to the same values at both ends, or remove them at both; without a key, only one source port of the peer is accepted\n", s.Name, fmt.Count(s.NotAuthentic, "packet"))
+			cli.Note(w, "%s: %s of the peer rejected as not authentic: set key_file, key_id and auth to the same values at both ends, or remove them at both; without a key, only one source port of the peer is accepted\n", s.Name, fmt.Count(s.NotAuthentic, "packet"))
 		}
 		if s.Echo != nil {
-			fmt.Fprintf(w, "%s: %s\n", s.Name, echoText(s.Echo))
+			cli.Note(w, "%s: %s\n", s.Name, echoText(s.Echo))
 		}
 	}
 }
@@ -293,7 +293,7 @@ func fine(d time.Duration) string {
 // printReroute prints paths and sessions in detail.
 func printReroute(w io.Writer, st reroute.State) {
 	if len(st.Paths)+len(st.Sessions)+len(st.BFD) == 0 {
-		fmt.Fprintln(w, "no paths: define links to protect in the section reroute of weir.yaml (docs/REROUTE.md)")
+		cli.Note(w, "no paths: define links to protect in the section reroute of weir.yaml (docs/REROUTE.md)\n")
 		return
 	}
 	printPaths(w, st)
@@ -308,10 +308,10 @@ func printReroute(w io.Writer, st reroute.State) {
 		}
 	}
 	if text := countsText(st.UnknownSources); text != "" {
-		fmt.Fprintf(w, "\nprobe-like packets without a session: %s\n", text)
+		cli.Note(w, "\nprobe-like packets without a session: %s\n", text)
 	}
 	if len(st.TimerLoops) > 0 {
-		fmt.Fprintf(w, "\ntimer loops of the probes: a stall delays verdicts\n")
+		cli.Note(w, "\ntimer loops of the probes: a stall delays verdicts\n")
 		printTimerLoops(w, st.TimerLoops)
 	}
 }
@@ -338,12 +338,12 @@ func printPath(w io.Writer, p protect.PathState) {
 	if len(p.Prefixes) > 0 {
 		what = strings.Trim(fmt.Sprint(p.Prefixes), "[]")
 	}
-	fmt.Fprintf(w, "%s: %s by %s, %s\n", p.Name, what, p.Device, linkText(p))
+	cli.Note(w, "%s: %s by %s, %s\n", p.Name, what, p.Device, linkText(p))
 	for _, problem := range p.Problems {
-		fmt.Fprintf(w, "  ! %s\n", problem)
+		cli.Note(w, "  ! %s\n", problem)
 	}
 	if len(p.Dropped) > 0 {
-		fmt.Fprintf(w, "  ! packets are dropped: %s\n", p.Remedy)
+		cli.Note(w, "  ! packets are dropped: %s\n", p.Remedy)
 	}
 	for i, r := range p.Repairs {
 		state := ""
@@ -353,17 +353,17 @@ func printPath(w io.Writer, p protect.PathState) {
 		if r.Learnt {
 			state = " (learnt)" + state
 		}
-		fmt.Fprintf(w, "  repair %d: by %s to %s, packets up to %d bytes%s\n", i+1, r.Device, r.Via, r.Fits, state)
+		cli.Note(w, "  repair %d: by %s to %s, packets up to %d bytes%s\n", i+1, r.Device, r.Via, r.Fits, state)
 	}
 	for _, line := range routesText(p) {
-		fmt.Fprintf(w, "  %s\n", line)
+		cli.Note(w, "  %s\n", line)
 	}
 	c := p.Counts
-	fmt.Fprintf(w, "  packets rerouted: %d (%d at ingress, %d not by the best repair), %d too big\n", c.Packets, c.Fast, c.Next, c.Big)
-	fmt.Fprintf(w, "  packets stayed: %d (exempt %d, no repair %d)\n", c.Exempt+c.None, c.Exempt, c.None)
-	fmt.Fprintf(w, "  packets dropped: %d (no way left %d, too big %d, kernel %d)\n", c.Stuck+c.Lost+c.Odd, c.Stuck, c.Lost, c.Odd)
+	cli.Note(w, "  packets rerouted: %d (%d at ingress, %d not by the best repair), %d too big\n", c.Packets, c.Fast, c.Next, c.Big)
+	cli.Note(w, "  packets stayed: %d (exempt %d, no repair %d)\n", c.Exempt+c.None, c.Exempt, c.None)
+	cli.Note(w, "  packets dropped: %d (no way left %d, too big %d, kernel %d)\n", c.Stuck+c.Lost+c.Odd, c.Stuck, c.Lost, c.Odd)
 	if c.Shadow > 0 {
-		fmt.Fprintf(w, "  shadow: %s would have been rerouted\n", fmt.Count(c.Shadow, "packet"))
+		cli.Note(w, "  shadow: %s would have been rerouted\n", fmt.Count(c.Shadow, "packet"))
 	}
 }
 
@@ -400,12 +400,12 @@ func granted(s liveness.SessionState) (n uint32) {
 }
 
 func printSession(w io.Writer, s liveness.SessionState) {
-	fmt.Fprintf(w, "%s: %d probes sent, %d answered; %d heard\n", s.Name, s.Sent, s.Answered, s.Heard)
+	cli.Note(w, "%s: %d probes sent, %d answered; %d heard\n", s.Name, s.Sent, s.Answered, s.Heard)
 	if n := granted(s); n > 0 {
-		fmt.Fprintf(w, "  %s delayed by a stall of this host\n", fmt.Count(n, "verdict"))
+		cli.Note(w, "  %s delayed by a stall of this host\n", fmt.Count(n, "verdict"))
 	}
 	if text := countsText(s.Counts); text != "" {
-		fmt.Fprintf(w, "  without effect: %s\n", text)
+		cli.Note(w, "  without effect: %s\n", text)
 	}
 }
 
