@@ -17,6 +17,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/feature/steer/templates"
 	"github.com/weir-project/weir/host"
+	"github.com/weir-project/weir/kernel"
 )
 
 // now is the time of all golden tables.
@@ -69,6 +70,21 @@ func TestPrintStatus(t *testing.T) {
 	broken.Name, broken.Slots, broken.Problem = "broken", nil, "its engine is missing: weir apply recovers it"
 	printSummary(&b, state.State{Services: []state.Service{broken, dns, telemetry}})
 	golden(t, "status.golden", b.String())
+}
+
+// After the loss of all pins, status does not propose to begin anew.
+func TestStatusAfterLoss(t *testing.T) {
+	for kind, proposes := range map[kernel.FaultKind]bool{kernel.FaultPins: false, kernel.FaultRoot: false, kernel.FaultAhead: true, "": true} {
+		var b strings.Builder
+		st := host.Status{}
+		if kind != "" {
+			st.Faults = []kernel.Fault{{Feature: "steer", Object: "dns", Kind: kind, Text: "all its pins are gone"}}
+		}
+		summarizeSteer(&b, st, false, now)
+		if got := strings.Contains(b.String(), "weir init"); got != proposes {
+			t.Errorf("%q: %s", kind, b.String())
+		}
+	}
 }
 
 func TestPrintSteerStatus(t *testing.T) {

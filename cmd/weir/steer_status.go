@@ -26,10 +26,11 @@ type steerReport struct {
 }
 
 // summarizeSteer prints steering's part of weir status. On an empty host it names weir init, unless another feature prints
-// something or the pins are unreadable.
+// something or the pins are damaged.
 func summarizeSteer(w io.Writer, st host.Status, others bool, _ time.Time) {
 	s, _ := host.Part[state.State](st, spec.Name)
-	unseen := slices.ContainsFunc(st.Faults, func(f kernel.Fault) bool { return f.Kind == kernel.FaultRoot }) // unreadable pins may hold services
+	// Lost and unreadable pins may hold services. A proposal to begin anew would hide the remedy of the fault.
+	unseen := slices.ContainsFunc(st.Faults, kernel.Fault.Damage)
 	switch empty := len(s.Services)+len(s.Bound) == 0; {
 	case empty && !others && !unseen && len(s.Unreadable) == 0:
 		cli.Note(w, "no services, guards, filters, paths or sessions yet: weir init writes a first weir.yaml, and weir apply -f weir.yaml applies it\n")
