@@ -261,7 +261,7 @@ func printHandoff(w io.Writer, r handoff.Report, all bool, now time.Time) {
 		}
 		cli.Note(w, "%s: %s, %s\n", s.Name, fmt.Count(len(s.Members), "member"), fmt.Count(live(s.Sessions), "session"))
 		if s.Counts.OverLimit > 0 {
-			cli.Note(w, "  ! %s or states exceeded the keeper's limits\n", fmt.Count(s.Counts.OverLimit, "socket"))
+			cli.Note(w, "  ! %s, retries included, exceeded the keeper's limits since its start\n", fmt.Count(s.Counts.OverLimit, "request"))
 		}
 		if len(s.Members) > 0 {
 			printMembers(w, s.Members, now)

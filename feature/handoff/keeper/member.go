@@ -251,7 +251,7 @@ func (k *Keeper) reply(m *member, msg, answer *wire.Message, err error) {
 		if errors.Is(err, wire.ErrNotFound) {
 			log = k.Log.Debug // the first member of a name always gets this error
 		}
-		log("refused", "service", m.serviceName(), "member", m.name, "pid", m.process.PID, "uid", m.process.UID, "request", fmt.Sprintf("%#x", uint8(msg.Type)), "err", err)
+		log("refused", "service", m.serviceName(), "member", m.name, "pid", m.process.PID, "uid", m.process.UID, "request", msg.Type.Request(), "err", err)
 		k.post(m, outgoing{message: *errorMessage(msg, err)})
 	case msg.Seq == 0:
 	case answer != nil:

@@ -21,7 +21,7 @@ var (
 	movesDesc     = desc("moves_total", "Sessions moved from one member to another: by transfer, after a crash, after a leave.", "by")
 	refusalsDesc  = desc("refusals_total", "Failed or rejected transfers.")
 	resetsDesc    = desc("resets_total", "Reset sessions: no member in time, uncommitted bytes, or closed by the peer.", "reason")
-	overLimitDesc = desc("over_limit_total", "Sockets and states above a limit.")
+	overLimitDesc = desc("over_limit_total", "Requests to keep a socket or state above a limit, retries included.")
 	strangersDesc = prometheus.NewDesc("weir_handoff_refused_processes_total", "Processes rejected as members.", nil, nil)
 )
 

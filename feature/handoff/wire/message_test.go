@@ -109,3 +109,15 @@ func TestValidName(t *testing.T) {
 		}
 	}
 }
+
+// Every request has a name for logs, and a number if it is unknown.
+func TestRequestNames(t *testing.T) {
+	for request := Hello; request <= Agree; request++ {
+		if name := request.Request(); strings.HasPrefix(name, "0x") {
+			t.Errorf("request %s has no name", name)
+		}
+	}
+	if name := Type(0x7f).Request(); name != "0x7f" {
+		t.Errorf("an unknown request is named %s", name)
+	}
+}

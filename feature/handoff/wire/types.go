@@ -56,6 +56,19 @@ const (
 	Agree    Type = 0x12 // answers Limits, with its Number: later messages of this member observe them
 )
 
+// requests are the names of the messages of members, for logs.
+var requests = map[Type]string{Hello: "hello", Ready: "ready", Leave: "leave", Keep: "keep", Commit: "commit", Drop: "drop", Transfer: "transfer",
+	Accept: "accept", Reject: "reject", Find: "find", Status: "status", Send: "send", Suspend: "suspend", Release: "release", Commits: "commits",
+	Load: "load", Forget: "forget", Agree: "agree"}
+
+// Request returns the name of a member's message, or its number if it is unknown.
+func (t Type) Request() string {
+	if name, known := requests[t]; known {
+		return name
+	}
+	return fmt.Sprintf("%#x", uint8(t))
+}
+
 // These are the messages of the keeper.
 const (
 	Welcome  Type = 0x81 // answers Hello: Read is the largest state, Written the most sessions of a service, Number the common capabilities
