@@ -46,7 +46,7 @@ A change may assign routers to other slots. Their TCP sessions move along if the
 members hand over sessions (see weir handoff). Other sessions are reset one by one
 and printed. The configuration is in force from the start. If this command is
 killed meanwhile, a running weir serve continues the resets.`,
-		Example: `  weir apply -f weir.yaml --dry-run     # the plan, and the routers whose sessions would be reset
+		Example: `  weir apply -f weir.yaml --dry-run     # the plan, and the routers to be reset
   weir apply -f weir.yaml --confirm 5m  # check the result, then: weir confirm
   weir apply -f weir.yaml --rate 20/s`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -154,7 +154,7 @@ func warn(cmd *cobra.Command, warnings ...string) {
 func removeCommand(g *cli.Globals) *cobra.Command {
 	var allowOutage bool
 	c := &cobra.Command{
-		Use: "remove [FEATURE]", Short: "Remove weir's pins and programs; the kernel alone decides from then on", Args: cobra.MaximumNArgs(1),
+		Use: "remove [FEATURE]", Short: "Remove weir's pins and programs; the kernel alone decides then", Args: cobra.MaximumNArgs(1),
 		Long: `Remove weir's pins and programs, of one feature or of all. From then on the kernel
 alone decides.
 

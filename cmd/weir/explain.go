@@ -18,10 +18,10 @@ func explainCommand(g *cli.Globals) *cobra.Command {
 		Long: `Explain step by step where a datagram or a connection attempt goes:
   - weir's filters on its way, with the deciding rule of each
   - weir's guards, and whether they would pass the packet now
-  - at a load balancer: the service, the known flow, the backend and the way to it
+  - at a load balancer: the service, the known flow, the backend and its way
   - at a backend: the tunnel, and the quarantine of moving sessions
   - an existing connected socket, and programs at the socket lookup
-  - the service, its policy, the slot and its member, or the effect of an empty slot
+  - the service, its policy, slot and member, or the effect of an empty slot
   - or the kernel's own choice
 
 Filters and guards are tried with a plain packet: TTL 64, four bytes or a SYN.

@@ -116,7 +116,7 @@ func ownBackend(st host.Status) []string {
 func handoffCommand(g *cli.Globals) *cobra.Command {
 	var socket string
 	c := &cobra.Command{
-		Use: "handoff", Short: "Keep live sessions across process restarts, and move them between backends",
+		Use: "handoff", Short: "Keep live sessions across restarts, and move them",
 		Long: `A session keeper holds a duplicate of each live TCP connection of a service, with
 the last state committed by the application. A restarted or killed member loses no
 session: the next process continues each session at the exact byte. weir serve is
@@ -145,7 +145,7 @@ keys of its section handoff.keeper.
 If the keeper ends, members keep their sessions and register them with the next
 keeper. Sessions without a member are then reset, unless systemd stores their
 descriptors (FileDescriptorStoreMax=).`,
-		Example: `  weir handoff keep --allow telemetry:user=collector --allow telemetry:unit=nfacctd@0.service`,
+		Example: `  weir handoff keep --allow flows:user=pmacct --allow flows:unit=nfacctd.service`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, a := range allow {
 				r, err := keeper.ParseRule(a)

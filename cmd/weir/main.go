@@ -94,6 +94,9 @@ func exitStatus(err error) int {
 	return exitFailed
 }
 
+// helpColumns is the width of all help texts, on any terminal.
+const helpColumns = 80
+
 func newCommand() *cobra.Command {
 	g := &cli.Globals{}
 	c := &cobra.Command{
@@ -110,6 +113,7 @@ process is in the data path.
 		PersistentPreRunE: func(*cobra.Command, []string) error { return kernel.OpenRoot(g.Root).CheckName() },
 	}
 	c.SetVersionTemplate(versionLine() + "\n")
+	c.SetUsageTemplate(strings.ReplaceAll(c.UsageTemplate(), "FlagUsages |", fmt.Sprintf("FlagUsagesWrapped %d |", helpColumns)))
 	c.PersistentFlags().StringVar(&g.Root, "root", "", "directory of pins (default $WEIR_ROOT or "+kernel.DefaultRoot+")")
 	c.PersistentFlags().StringVar(&g.Socket, "socket", host.DefaultSocket, "socket of weir serve, for users without access to the pins")
 	c.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
@@ -126,6 +130,7 @@ process is in the data path.
 	completionCommand(c)
 	c.InitDefaultHelpCmd()
 	for _, sub := range allCommands(c) {
+		sub.Long = cli.Reflow(sub.Long, helpColumns)
 		wrapArgs(sub)
 		complete(sub, g)
 	}

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/feature/featuretest"
@@ -206,5 +207,20 @@ func TestCompletion(t *testing.T) {
 	}
 	if out, _ := inProcess("__complete", "steer", ""); strings.Contains(out, "hold") || !strings.Contains(out, "where") {
 		t.Errorf("steer offers %q", out)
+	}
+}
+
+// Help texts fit a terminal of 80 columns.
+func TestHelpColumns(t *testing.T) {
+	for _, c := range allCommands(newCommand()) {
+		text, err := inProcess(append(strings.Fields(c.CommandPath())[1:], "--help")...)
+		if err != nil {
+			t.Errorf("%s --help: %v", c.CommandPath(), err)
+		}
+		for line := range strings.Lines(text) {
+			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > helpColumns && !strings.HasPrefix(line, `Use "`) { // cobra's last line
+				t.Errorf("%s --help: %d columns: %s", c.CommandPath(), n, line)
+			}
+		}
 	}
 }

@@ -82,7 +82,7 @@ type serveFlags struct {
 func serveCommand(g *cli.Globals) *cobra.Command {
 	var o serveFlags
 	c := &cobra.Command{
-		Use: "serve", Short: "Apply a file and run its long-lived tasks; serve metrics and a status socket", Args: cobra.NoArgs,
+		Use: "serve", Short: "Apply a file, run its long-lived tasks, and serve metrics", Args: cobra.NoArgs,
 		Long: `Apply the configuration file (-f) at the start and at each SIGHUP, and run its
 long-lived tasks:
   - give slots to members as soon as their sockets appear

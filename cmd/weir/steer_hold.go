@@ -19,7 +19,7 @@ func steerHold(g *cli.Globals) *cobra.Command {
 	var scope string
 	var engine string
 	c := &cobra.Command{
-		Use: "hold", Short: "Hold weir's own sockets: the sinks of on_empty: drop, and one in every reuseport group", Hidden: true, Args: cobra.NoArgs,
+		Use: "hold", Short: "Hold weir's own sockets: sinks of on_empty: drop, and one a reuseport group", Hidden: true, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if scope == "" {
 				return cli.Usage(fmt.Errorf("name the namespace: --scope INODE"))

@@ -163,7 +163,7 @@ func steerMove(g *cli.Globals) *cobra.Command {
 	var resets resetFlags
 	var allow outageFlag
 	c := &cobra.Command{
-		Use: "move SERVICE {--device ADDRESS | --bucket N} {--to SLOT | --back}", Short: "Move a device or bucket to another slot, or back", Args: cobra.ExactArgs(1),
+		Use: "move SERVICE {--device ADDRESS | --bucket N} {--to SLOT | --back}", DisableFlagsInUseLine: true, Short: "Move a device or bucket to another slot, or back", Args: cobra.ExactArgs(1),
 		Long: `Move one device, or one of the 4096 buckets, to another slot for every protocol at
 once, or back to its normal slot. The move survives weir apply. The router's TCP
 sessions move along if their member hands over sessions (see weir handoff).

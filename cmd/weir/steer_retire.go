@@ -19,7 +19,7 @@ func steerRetire(g *cli.Globals) *cobra.Command {
 	slot := -1
 	var stop string
 	c := &cobra.Command{
-		Use: "retire SERVICE --slot N", Short: "Wait until the previous generation of a slot is drained, and end it", Args: cobra.ExactArgs(1),
+		Use: "retire SERVICE --slot N", Short: "Wait until a slot's previous generation is drained, and end it", Args: cobra.ExactArgs(1),
 		Long: `Wait until the previous generation of a slot's member is drained. It then has
 no known UDP peer, no TCP connection, also in the queues of its listeners and on
 the way there, and no unread datagram. It gets no more traffic, and receives the

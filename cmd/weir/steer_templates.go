@@ -24,7 +24,7 @@ exporter and observation domain (NetFlow v9: source id). Times: last message of
 the exporter, last change of its templates, and last replay to a member without
 them.`,
 		Example: `  weir steer templates
-  weir steer templates telemetry --json    # with each template's number and length`,
+  weir steer templates telemetry --json    # with numbers and lengths`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			service := ""
 			if len(args) > 0 {

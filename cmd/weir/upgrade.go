@@ -12,7 +12,7 @@ import (
 func upgradeCommand(g *cli.Globals) *cobra.Command {
 	var dry bool
 	c := &cobra.Command{
-		Use: "upgrade", Short: "Replace another version's programs by this version's, under traffic", Args: cobra.NoArgs,
+		Use: "upgrade", Short: "Replace another version's programs by this one's, under traffic", Args: cobra.NoArgs,
 		Long: `Replace the programs of another weir version in the kernel with the ones of this
 version. No packet is lost: each packet meets the old program or the new one, and
 both use the same maps. Counters stay. Pins with another ABI are rejected with the

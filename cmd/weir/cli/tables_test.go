@@ -129,3 +129,11 @@ func TestPrintRowsNarrow(t *testing.T) {
 		}
 	}
 }
+
+func TestReflow(t *testing.T) {
+	text := "A paragraph with a long line of words.\nIts rest follows.\n\n  a table stays as it is, however wide\n\nShort one.\n"
+	want := "A paragraph with a\nlong line of words.\nIts rest follows.\n\n  a table stays as it is, however wide\n\nShort one.\n"
+	if got := Reflow(text, 20); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

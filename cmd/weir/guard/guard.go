@@ -21,7 +21,7 @@ import (
 func init() {
 	cli.Add(cli.Feature{
 		Name:     guard.Name,
-		Overview: []string{"weir guard status|limits on floods: passed and refused packets by source"},
+		Overview: []string{"weir guard status|limits on floods: packets passed and refused"},
 		Commands: func(g *cli.Globals) []*cobra.Command { return []*cobra.Command{guardCommand(g)} },
 		Summary: func(w io.Writer, st host.Status, _ bool, _ time.Time) {
 			if s, ok := host.Part[guard.State](st, guard.Name); ok && len(s.Guards) > 0 {

@@ -28,7 +28,7 @@ import (
 func rerouteStatus(g *cli.Globals) *cobra.Command {
 	var watch bool
 	c := &cobra.Command{
-		Use: "status [PATH]", Short: "Show links, whether they work in each direction, and their traffic's path", Args: cobra.MaximumNArgs(1),
+		Use: "status [PATH]", Short: "Show links, their state in each direction, and the traffic's path", Args: cobra.MaximumNArgs(1),
 		Long: `Show paths, their links' state, their rerouted packets and the repairs in use.
 Show probe sessions too: each direction by itself, round trips, loss, and verdicts
 delayed by a stall of this host.`,

@@ -83,7 +83,7 @@ FILE has one of these formats:
   - node-link JSON (networkx, topohub)
   - weir's own YAML or JSON, with SIDs and shared risks
   - the output of FRR:
-  ` + topo.ISISCommand + `
+  ` + strings.Replace(topo.ISISCommand, " -c 'show isis database", " \\\n    -c 'show isis database", 1) + `
   ` + topo.OSPF6Command + `
 
 Without --node the output is a summary of all routers. --svg draws the repair with
@@ -95,7 +95,7 @@ none), or its announced prefix within locators. A SID is the locator and a
 function:
   locators: fc00::/16
   functions: {end: "::e", dt6: "::d6", dt4: "::d4"}
-  nodes: [{name: d, end: fc00:4::1, dt6: fc00:4::2}]     # or locator: fc00:4::/48
+  nodes: [{name: d, end: fc00:4::1, dt6: fc00:4::2}]   # or locator: fc00:4::/48
   links: [{from: d, to: b, endx: fc00:4::b}]
 
 --change down, or up, computes another plan: detours of --node while other routers
@@ -115,7 +115,8 @@ weir's repairs in the data path, for these prefixes and for its own paths.`,
 		Example: `  weir reroute plan -f core.yaml --node a --destination d
   weir reroute plan -f core.yaml --node a --yaml
   vtysh -c 'show isis hostname' -c 'show isis neighbor detail' \
-    -c 'show isis database detail' | weir reroute plan -f - --sids sids.yaml --node a --yaml
+    -c 'show isis database detail' |
+    weir reroute plan -f - --sids sids.yaml --node a --yaml
   weir reroute plan -f Abilene.graphml --protect node --svg repair.svg`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd, g) },
 	}
