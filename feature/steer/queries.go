@@ -62,6 +62,7 @@ func ofService(answer func(*kernel.Root, *state.Service, url.Values) (any, error
 
 func answerDevices(r *kernel.Root, s *state.Service, _ url.Values) (any, error) {
 	d, problem, err := s.Devices(r)
+	templates.Unreplayed(s, r, d)
 	out := DeviceReport{Service: s.Name, Devices: d}
 	if problem != nil {
 		out.Problem = "TCP sessions are not shown: " + problem.Error()

@@ -159,6 +159,52 @@ func TestTemplatesAreReplayed(t *testing.T) {
 	}
 }
 
+// TestReplayIsNoSign: a replay does not make a silent exporter look alive.
+func TestReplayIsNoSign(t *testing.T) {
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
+	write := w.byPIDFile(0)
+	first := startRecorder(t, "udp4", "0.0.0.0:9991")
+	write(&first.sink)
+	w.apply()
+	w.serveUntil()
+	w.listening()
+	w.admitted(0, first.pid())
+	e := newExporter(t, nil, ipfix.IPFIX, sources(1)[0], loopback4)
+	e.sendTemplates()
+	w.remembered(1, 2)
+	e.sendData(1)
+	first.await(2)
+	sent := time.Now()
+	last := func() time.Time {
+		t.Helper()
+		answer, err := answerDevices(w.root, w.state(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := answer.(DeviceReport).Devices
+		if len(d) != 1 || d[0].Last != d[0].LastUDP {
+			t.Fatalf("devices %+v", d)
+		}
+		return d[0].Last
+	}
+	first.kill()
+	nstest.Until(t, "the exporter is silent", func() bool { return time.Since(sent) > 2*time.Second })
+	second := startRecorder(t, "udp4", "0.0.0.0:9991")
+	write(&second.sink)
+	w.admitted(0, second.pid())
+	second.await(1)
+	deadline(t, func() bool { return w.remembered(1, 2).Exporters[0].Replays > 0 })
+	if got := last(); got.Sub(sent) > time.Second {
+		t.Errorf("silent since %v, and last seen %v later", sent, got.Sub(sent))
+	}
+	again := time.Now()
+	e.sendData(1)
+	second.await(2)
+	if got := last(); got.Before(again.Add(-time.Second)) {
+		t.Errorf("it sent again at %v, and was last seen at %v", again, got)
+	}
+}
+
 // TestTemplatesOutliveServe: remembered templates outlive weir serve, and a member gets one replay.
 func TestTemplatesOutliveServe(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
