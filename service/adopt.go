@@ -137,7 +137,7 @@ func (m Member) Adopt(ctx context.Context, ns *netns.Handle, spec Spec) (*Adopti
 		return nil, err
 	}
 	eps := spec.Endpoints()
-	at := wanted(eps, m.Bound)
+	at := BoundTo(eps, m.Bound)
 	socks, err := socketsFor(ns, at)
 	if err != nil {
 		return nil, err
@@ -244,8 +244,8 @@ type slotSockets struct {
 	socks   [][]sockdiag.Socket
 }
 
-// wanted returns the bound address for each endpoint.
-func wanted(eps []Endpoint, bound []Listen) []Endpoint {
+// BoundTo returns the bound address for each endpoint. bound has one for each listen, or none if they do not differ.
+func BoundTo(eps []Endpoint, bound []Listen) []Endpoint {
 	if len(bound) == 0 {
 		return eps
 	}

@@ -83,7 +83,7 @@ func TestWanted(t *testing.T) {
 		m := bound(t, Member{PID: 1}, c.bound...)
 		eps := spec(t, c.listen).Endpoints()
 		var got []string
-		for i, e := range wanted(eps, m.Bound) {
+		for i, e := range BoundTo(eps, m.Bound) {
 			got = append(got, e.String())
 			if e.Family != eps[i].Family || e.Proto != eps[i].Proto {
 				t.Errorf("%v bound to %v: %s for %s", c.listen, c.bound, e, eps[i])
@@ -121,7 +121,7 @@ func TestChoose(t *testing.T) {
 	} {
 		m := bound(t, Member{PID: 1}, c.bound...)
 		p := slotSockets{eps: spec(t, c.listen).Endpoints()}
-		p.at = wanted(p.eps, m.Bound)
+		p.at = BoundTo(p.eps, m.Bound)
 		var all []sockdiag.Socket
 		for i, s := range c.socks {
 			all = append(all, sock(t, s, uint32(i+1)))

@@ -153,7 +153,7 @@ func printSlots(w io.Writer, s state.Service, now time.Time) {
 		udp, tcp := slot.Verdicts["udp"], slot.Verdicts["tcp"]
 		r := row{Slot: slot.Slot, State: slotText(s, slot), Since: slot.Since, Member: slotMember(slot), Buckets: slot.Buckets,
 			UDP: udp.Steered, TCP: tcp.Steered, Rejected: udp.Rejected + tcp.Rejected + udp.Dropped + tcp.Dropped}
-		if slot.Admitted() {
+		if slot.Admitted() && !slot.Idle {
 			r.PID = fmt.Sprint(slot.PID)
 		}
 		r.Drops, r.Queue = queues(slot.Sockets)
@@ -251,6 +251,9 @@ func notes(s state.Service) []string {
 func slotText(s state.Service, slot slots.State) string {
 	if slices.Contains(s.Drained, slot.Slot) {
 		return slot.State + ", drained"
+	}
+	if slot.Idle {
+		return slot.State + ", idle"
 	}
 	return slot.State
 }

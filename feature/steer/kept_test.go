@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer/engine"
@@ -147,4 +148,49 @@ func TestFormerMemberKeepsTheSlot(t *testing.T) {
 	}
 	writePID(t, later, c)
 	nstest.Steadily(t, 3*lookEvery, func() error { return w.has(0, a.pid()) })
+}
+
+// TestIdleSlot: with keep, the sockets of an exited process keep its slot, for example in socket activation. Log, status
+// and doctor take this for the normal state. Closed sockets are named by their bound addresses.
+func TestIdleSlot(t *testing.T) {
+	w := newWorld(t, spec.Options{Slots: 1}, "udp4 0.0.0.0:9991")
+	bound, err := service.ParseListen("udp4 0.0.0.0:9981")
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := w.byPIDFile(0)
+	m := &w.cfg.Services[0].Members[0]
+	m.Keep, m.Bound = true, []service.Listen{bound}
+	w.apply()
+	log := w.serveLog()
+	a := startSink(t, "udp4=0.0.0.0:9981")
+	write(a)
+	w.admitted(0, a.pid())
+	a.do("orphan")
+	a.kill()
+	nstest.Eventually(t, func() error {
+		if text := log.String(); !strings.Contains(text, "level=INFO msg=\"process exited, its sockets keep the slot\" service=svc slot=0 pid="+strconv.Itoa(a.pid())) {
+			return fmt.Errorf("log %s", text)
+		}
+		return nil
+	})
+	s := w.state()
+	s.ExplainEmpty(t.Context(), time.Now().Add(time.Second))
+	if slot := s.Slots[0]; !slot.Admitted() || !slot.Idle || slot.Reason != "" || slot.Occupant != "" {
+		t.Errorf("slot %+v", slot)
+	}
+	if got := w.found(); strings.Contains(got, "slot 0") {
+		t.Errorf("doctor %q", got)
+	}
+	if strings.Contains(log.String(), "level=WARN") {
+		t.Errorf("log %s", log.String())
+	}
+	a.endOrphan()
+	want := fmt.Sprintf("process %d closed udp4 :9981", a.pid())
+	nstest.Eventually(t, func() error {
+		if slot := w.state().Slots[0]; slot.Admitted() || slot.Idle || slot.Reason != want {
+			return fmt.Errorf("slot %+v, want %q", slot, want)
+		}
+		return nil
+	})
 }

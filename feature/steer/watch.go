@@ -232,6 +232,10 @@ func (w *watcher) admit(ctx context.Context, s *state.Service, n int, m service.
 			w.ownResets(s)
 		}
 	}
+	if err != nil && s.Slots[n].Idle && engine.NotYet(err) {
+		w.sayIdle(key, s.Slots[n].PID)
+		return
+	}
 	if err != nil && s.Slots[n].Admitted() {
 		w.sayKept(key, err)
 		return
@@ -244,6 +248,15 @@ func (w *watcher) sayKept(s slots.Slot, err error) {
 	if w.said.Changed(s, err.Error()) {
 		engine.RemarkKept(w.root, s, err)
 		w.log.Warn("slot kept by another process", "service", s.Service, "slot", s.Slot, "err", err)
+	}
+}
+
+// sayIdle logs once that a slot's process has exited and its sockets wait for the next one. This is the normal state
+// with socket activation.
+func (w *watcher) sayIdle(s slots.Slot, pid int) {
+	if w.said.Changed(s, fmt.Sprintf("idle since process %d", pid)) {
+		engine.Remark(w.root, s, nil)
+		w.log.Info("process exited, its sockets keep the slot", "service", s.Service, "slot", s.Slot, "pid", pid)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -25,11 +26,32 @@ import (
 )
 
 // serve runs the watcher until the test ends.
-func (w *world) serve() {
+func (w *world) serve() { w.serveLog() }
+
+// lockedBuffer is a log that the test reads while the watcher writes.
+type lockedBuffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
+// serveLog is serve. It returns the log.
+func (w *world) serveLog() *lockedBuffer {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	var log bytes.Buffer // read after the watcher's end
-	go func() { done <- Feature{}.Run(ctx, w.root, slog.New(slog.NewTextHandler(&log, nil))) }()
+	log := &lockedBuffer{}
+	go func() { done <- Feature{}.Run(ctx, w.root, slog.New(slog.NewTextHandler(log, nil))) }()
 	w.t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -39,6 +61,7 @@ func (w *world) serve() {
 			w.t.Logf("the watcher said\n%s", log.String())
 		}
 	})
+	return log
 }
 
 // slotReader reads only the slots. Reading the whole state takes CPU time and, before Linux 6.2, grace periods from the

@@ -64,6 +64,7 @@ type State struct {
 	Member   string              `json:"member,omitempty"`   // as configured
 	Occupant string              `json:"occupant,omitempty"` // the process in the slot, if it is not the configured member's
 	PID      int                 `json:"pid,omitempty"`
+	Idle     bool                `json:"idle,omitempty"` // with keep: the process has exited, and its sockets wait for the next one
 	Since    time.Time           `json:"since,omitzero"`
 	Buckets  int                 `json:"buckets"`
 	Verdicts map[string]Verdicts `json:"verdicts"` // by "udp" and "tcp"
@@ -170,16 +171,23 @@ func Evaluate(e *kernel.Opened, p *record.Service, n int) (State, error) {
 		out.Member = member.String()
 	}
 	var missing []string
-	for i, ep := range p.Service.Endpoints() {
+	var bound []service.Listen
+	if member != nil {
+		bound = member.Bound
+	}
+	eps := p.Service.Endpoints()
+	at := service.BoundTo(eps, bound)
+	for i, ep := range eps {
 		sock := Socket{Listen: ep.String()}
 		if err := e.Maps["sockets"].Lookup(row*spec.MaxEndpoints+uint32(s.At[i]), &sock.Cookie); err != nil {
 			sock.Cookie = 0
-			missing = append(missing, ep.String())
+			missing = append(missing, at[i].String())
 		}
 		out.Sockets = append(out.Sockets, sock)
 	}
 	out.PID, out.Since = int(s.Tgid), kernel.WallTime(s.Since)
 	out.State, out.Reason = evaluate(s, member, missing)
+	out.Idle = out.Admitted() && out.Orphaned(member)
 	out.Exited = RowState(s.State) == Exited
 	out.Never = RowState(s.State) == Empty && member != nil
 	out.Withdrawn = RowState(s.State) == Withdrawn

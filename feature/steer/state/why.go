@@ -34,7 +34,7 @@ func (st *State) ExplainEmpty(ctx context.Context) {
 // unknown. If the configured member names no process, the remark of the last admission attempt decides.
 func (s *Service) Occupant(slot slots.State) string {
 	m := s.Record.Service.Member(slot.Slot)
-	if m == nil || !slot.Admitted() {
+	if m == nil || !slot.Admitted() || slot.Idle {
 		return ""
 	}
 	if has, known := m.Has(slot.PID); has || known {
@@ -58,7 +58,7 @@ func (s *Service) ExplainEmpty(ctx context.Context, until time.Time) {
 		m := s.Record.Service.Member(slot.Slot)
 		if m != nil && slot.Admitted() && time.Now().Before(until) {
 			slot.Occupant = s.Occupant(*slot)
-			if why, kept := s.remarked(slot.Slot); kept && slot.Reason == "" {
+			if why, kept := s.remarked(slot.Slot); kept && slot.Reason == "" && !slot.Idle {
 				what := "its member is missing: "
 				if slot.Occupant == "" {
 					what = "its member serves from its former sockets: "
