@@ -61,7 +61,11 @@ func NewBuffer(w io.Writer) *Buffer { return &Buffer{to: w} }
 // Wrap breaks the lines of text at spaces for the terminal w. Further parts of a line begin with indent. Text for other
 // writers stays as it is. A longer word stays whole, because a person copies paths and commands.
 func Wrap(w io.Writer, text, indent string) string {
-	columns := Columns(w)
+	return WrapAt(Columns(w), text, indent)
+}
+
+// WrapAt is Wrap for a number of columns. 0 leaves text as it is.
+func WrapAt(columns int, text, indent string) string {
 	if columns == 0 {
 		return text
 	}

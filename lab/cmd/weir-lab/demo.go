@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -146,8 +147,12 @@ func (f demoFlags) play(ctx context.Context, d demo.Demo) error {
 		printNotes(os.Stderr, r)
 		return err
 	}
-	for _, line := range append([]string{"", d.Name + ": " + d.Short, ""}, summary...) {
-		fmt.Fprint(io.MultiWriter(screens...), line+end)
+	columns := 0
+	if live || recorder != nil {
+		columns, _ = size()
+	}
+	for line := range strings.Lines(summaryText(d, summary, columns)) {
+		fmt.Fprint(io.MultiWriter(screens...), strings.TrimSuffix(line, "\n")+end)
 	}
 	if r.Failed(false) {
 		printNotes(os.Stderr, r)
@@ -157,6 +162,12 @@ func (f demoFlags) play(ctx context.Context, d demo.Demo) error {
 		return f.write(recorder, d.Name)
 	}
 	return nil
+}
+
+// summaryText returns the last lines of a demonstration, wrapped at columns; 0 for no wrapping.
+func summaryText(d demo.Demo, summary []string, columns int) string {
+	lines := append([]string{"", d.Name + ": " + d.Short, ""}, summary...)
+	return terminal.WrapAt(columns, strings.Join(lines, "\n")+"\n", "  ")
 }
 
 // write writes the recording.

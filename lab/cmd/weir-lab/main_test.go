@@ -15,9 +15,11 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/lab"
+	"github.com/weir-project/weir/lab/demo"
 	"github.com/weir-project/weir/lab/peers"
 )
 
@@ -273,6 +275,18 @@ func TestDemo(t *testing.T) {
 	for _, name := range []string{"plan.cast", "plan.svg", "plan-repair.svg"} {
 		if st, err := os.Stat(filepath.Join(dir, name)); err != nil || st.Size() == 0 || st.Size() > 60<<10 {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// The last lines of a demonstration fit 80 columns.
+func TestSummaryColumns(t *testing.T) {
+	long := strings.Repeat("words ", 30)
+	for _, d := range demo.All() {
+		for line := range strings.Lines(summaryText(d, []string{long, "  " + long}, 80)) {
+			if n := utf8.RuneCountInString(line) - 1; n > 80 {
+				t.Errorf("%s: %d columns: %s", d.Name, n, line)
+			}
 		}
 	}
 }

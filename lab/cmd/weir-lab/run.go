@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"strings"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -118,7 +119,9 @@ func run(ctx context.Context, x lab.Experiment, f runFlags) error {
 	if f.json {
 		err = printJSON(os.Stdout, r)
 	} else {
-		printResult(os.Stdout, r, x)
+		var b strings.Builder
+		printResult(&b, r, x)
+		_, err = io.WriteString(os.Stdout, terminal.Wrap(os.Stdout, b.String(), "         "))
 	}
 	if err == nil && r.Failed(f.strict) {
 		return errClaims
