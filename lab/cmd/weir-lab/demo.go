@@ -147,8 +147,8 @@ func (f demoFlags) play(ctx context.Context, d demo.Demo) error {
 		printNotes(os.Stderr, r)
 		return err
 	}
-	columns := 0
-	if live || recorder != nil {
+	columns := terminal.Columns(os.Stdout) // also of a dumb terminal
+	if recorder != nil {
 		columns, _ = size()
 	}
 	for line := range strings.Lines(summaryText(d, summary, columns)) {
