@@ -155,7 +155,7 @@ func (h *Host) applyUnconfirmed(ctx context.Context, l *kernel.WriteLock, window
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(l.Forget(keptChange), l.Keep(keptBefore, text)); err != nil {
+		if err := errors.Join(l.Forget(keptChange), l.KeepLarge(keptBefore, text)); err != nil {
 			return fmt.Errorf("save the present state for a rollback, so nothing was changed: %w", err)
 		}
 		kernel.Step("host:saved")
@@ -276,7 +276,7 @@ func (h *Host) rollBack(ctx context.Context, l *kernel.WriteLock, u *Unconfirmed
 
 // restore applies the plans that lead to the saved state.
 func (h *Host) restore(ctx context.Context, l *kernel.WriteLock, each func(Done)) error {
-	text, err := h.Root.Kept(keptBefore)
+	text, err := h.Root.KeptLarge(keptBefore)
 	if err != nil {
 		return err
 	}
@@ -325,7 +325,7 @@ func (h *Host) forgetSaved(l *kernel.WriteLock, some []feature.Declared) error {
 	if len(some) == len(features) {
 		return forgetChange(l)
 	}
-	text, err := h.Root.Kept(keptBefore)
+	text, err := h.Root.KeptLarge(keptBefore)
 	if err != nil || text == nil {
 		return err
 	}
@@ -339,7 +339,7 @@ func (h *Host) forgetSaved(l *kernel.WriteLock, some []feature.Declared) error {
 	if text, err = json.Marshal(saved); err != nil {
 		return err
 	}
-	return l.Keep(keptBefore, text)
+	return l.KeepLarge(keptBefore, text)
 }
 
 // WatchCommand returns the command that runs [Host.Watch] for a change: weir itself. Programs with this package as a

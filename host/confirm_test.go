@@ -3,6 +3,7 @@
 package host
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -340,6 +341,23 @@ func TestDamagedChange(t *testing.T) {
 	if u, err := w.Unconfirmed(); err != nil || u != nil {
 		t.Errorf("after apply: %+v, %v", u, err)
 	}
+}
+
+// The saved state has the prefixes of lists, so it can be larger than every other file beside the pins.
+func TestRollbackOfLargeState(t *testing.T) {
+	w, _, _ := confirmWorld(t)
+	was := w.saved()
+	w.apply(w.after(time.Hour))
+	path := w.Root.KeptPath(keptBefore)
+	text, err := os.ReadFile(path)
+	if err == nil {
+		err = os.WriteFile(path, append(bytes.Repeat([]byte(" "), 80<<20), text...), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.rollback()
+	w.wantBefore("rolled back", was)
 }
 
 // Later changes by operators stay, and removed objects are not restored.

@@ -8,16 +8,26 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/weir-project/weir/kernel/internal/confined"
 	"golang.org/x/sys/unix"
 )
 
-// KeptPath returns the file of a text written by Keep: a file beside the records of all file systems at the root's path. The file survives a loss of the
-// pins. It goes with /run at a reboot.
+// maxLarge is the limit of a text written by KeepLarge, in bytes. The saved state of a host has the prefixes of its
+// lists: 20 MB for a million of IPv4.
+const maxLarge = 1 << 30
+
+// KeptPath returns the file of a text written by Keep, beside the records of all file systems at the root's path. The
+// file survives a loss of the pins. It goes with /run at a reboot.
 func (r *Root) KeptPath(name string) string { return filepath.Join(r.recordsPath(), "+"+name) }
 
 // Kept reads a text written by Keep; nil if there is none.
-func (r *Root) Kept(name string) ([]byte, error) {
-	b, err := r.files().ReadFile(r.KeptPath(name))
+func (r *Root) Kept(name string) ([]byte, error) { return r.keptUpTo(name, confined.MaxFile) }
+
+// KeptLarge reads a text written by KeepLarge; nil if there is none.
+func (r *Root) KeptLarge(name string) ([]byte, error) { return r.keptUpTo(name, maxLarge) }
+
+func (r *Root) keptUpTo(name string, most int) ([]byte, error) {
+	b, err := r.files().ReadUpTo(r.KeptPath(name), most)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return nil, nil
@@ -28,11 +38,23 @@ func (r *Root) Kept(name string) ([]byte, error) {
 }
 
 // Keep writes a text beside the pins atomically. Unlike a record it is required: after an error the caller must not
-// continue.
+// continue. A text has at most 16 MiB, because status reads it, and its file belongs to the owner of the pins.
 func (l *WriteLock) Keep(name string, text []byte) error {
+	return l.keepUpTo(name, text, confined.MaxFile)
+}
+
+// KeepLarge is Keep for texts of up to 1 GiB.
+func (l *WriteLock) KeepLarge(name string, text []byte) error {
+	return l.keepUpTo(name, text, maxLarge)
+}
+
+func (l *WriteLock) keepUpTo(name string, text []byte, most int) error {
 	dir := l.recordsPath()
-	err := l.makeRecords(dir)
-	if err == nil {
+	err := confined.CheckSize("write", l.KeptPath(name), len(text), most)
+	if err != nil {
+		return err
+	}
+	if err = l.makeRecords(dir); err == nil {
 		err = l.replace(l.KeptPath(name), text)
 	}
 	if err != nil {

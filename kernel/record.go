@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel/internal/confined"
 )
 
 // RecordDir holds a record of every published instance, with one directory for each BPF file system used by a root. A
@@ -160,8 +161,12 @@ func (l *WriteLock) writeRecord(rec record) {
 	if err == nil {
 		b, err = json.Marshal(rec)
 	}
+	path := filepath.Join(dir, recordName(rec.Instance))
 	if err == nil {
-		err = l.replace(filepath.Join(dir, recordName(rec.Instance)), b)
+		err = confined.CheckSize("write", path, len(b), confined.MaxFile)
+	}
+	if err == nil {
+		err = l.replace(path, b)
 	}
 	if err != nil {
 		l.unrecorded = cmp.Or(l.unrecorded, err)
@@ -237,8 +242,8 @@ func (l *WriteLock) forgetDir(dir string) {
 	l.forget(Instance{Scope: filepath.Base(filepath.Dir(feature)), Feature: filepath.Base(feature), Name: filepath.Base(dir)})
 }
 
-// noteMissing records the instances without a readable record, left by a killed writer or a full disk. It removes the records of instances
-// without pins and without a network namespace, because nothing can recover them.
+// noteMissing records the instances without a readable record, left by a killed writer or a full disk. It removes the
+// records of instances without pins and without a network namespace, because nothing can recover them.
 func (l *WriteLock) noteMissing() {
 	all, err := l.Instances("")
 	if err != nil {

@@ -18,8 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxFile is the limit of a file to read, in bytes. Records hold some KiB, the saved state of a large host some MiB.
-const maxFile = 16 << 20
+// MaxFile is the usual limit of a file in bytes. A record has some 100 bytes for each link, and there are hosts with
+// 100,000 devices.
+const MaxFile = 16 << 20
 
 // Dirs are the directories. Their parents must belong to root.
 type Dirs []string
@@ -158,14 +159,32 @@ func (d Dirs) OpenFile(path string, flags int, mode os.FileMode) (f *os.File, er
 	return f, err
 }
 
-// ReadFile reads a regular file.
-func (d Dirs) ReadFile(path string) ([]byte, error) {
+// ReadFile reads a regular file of at most MaxFile bytes.
+func (d Dirs) ReadFile(path string) ([]byte, error) { return d.ReadUpTo(path, MaxFile) }
+
+// ReadUpTo reads a regular file of at most most bytes.
+func (d Dirs) ReadUpTo(path string, most int) ([]byte, error) {
 	f, err := d.OpenFile(path, os.O_RDONLY, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, maxFile))
+	b, err := io.ReadAll(io.LimitReader(f, int64(most)+1))
+	if err == nil {
+		err = CheckSize("read", path, len(b), most)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// CheckSize returns an error if a file has more than most bytes.
+func CheckSize(op, path string, size, most int) error {
+	if size <= most {
+		return nil
+	}
+	return &os.PathError{Op: op, Path: path, Err: fmt.Errorf("more than %d MiB", most>>20)}
 }
 
 // Replace replaces a file atomically. give sets the rights of the new one before that.

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/weir-project/weir/kernel/internal/confined"
+)
+
+// Files beside the pins belong to their owner, so readers bound them. Their error names the file.
+func TestSizesOfKeptTexts(t *testing.T) {
+	ownRecords(t)
+	r := newRoot(t)
+	l := lock(t, r)
+	defer l.Unlock()
+	named := func(what string, err error, path string) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "more than 16 MiB") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	text := bytes.Repeat([]byte("x"), confined.MaxFile+1)
+	named("written", l.Keep("small", text), r.KeptPath("small"))
+	if b, err := r.Kept("small"); err != nil || b != nil {
+		t.Errorf("a refused text: %d bytes, %v", len(b), err)
+	}
+	if err := l.KeepLarge("large", text); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := r.KeptLarge("large"); err != nil || len(b) != len(text) {
+		t.Errorf("%d bytes of %d, %v", len(b), len(text), err)
+	}
+	_, err := r.Kept("large")
+	named("read", err, r.KeptPath("large"))
+	if err := l.Forget("large"); err != nil {
+		t.Error(err)
+	}
+}
+
+// The next lock replaces a record of another size or form.
+func TestDamagedRecordIsReplaced(t *testing.T) {
+	ownRecords(t)
+	r := newRoot(t)
+	l := lock(t, r)
+	if err := publish(l, instance, 1); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(r.recordsAt(r.device()), recordName(instance))
+	l.Unlock()
+	for what, damage := range map[string]func() error{
+		"text":     func() error { return os.WriteFile(path, []byte(`{"dir": "none"}`), 0o600) },
+		"sparse":   func() error { return os.Truncate(path, 1<<40) },
+		"a record": func() error { return nil },
+	} {
+		if err := damage(); err != nil {
+			t.Fatal(err)
+		}
+		l := lock(t, r)
+		if rec, err := r.readRecord(path); err != nil || len(rec.Maps) != 2 {
+			t.Errorf("%s: %+v, %v", what, rec, err)
+		}
+		l.Unlock()
+	}
+	l = lock(t, r)
+	defer l.Unlock()
+	if err := l.Remove(instance); err != nil {
+		t.Error(err)
+	}
+}
