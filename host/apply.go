@@ -148,7 +148,7 @@ func (h *Host) applyLocked(ctx context.Context, l *kernel.WriteLock, c *Config, 
 	if c.Confirm > 0 {
 		return cmp.Or(h.applyUnconfirmed(ctx, l, c.Confirm, plan, u, each), unread(plan))
 	}
-	err = h.underway(l, func() error {
+	err = h.underway(l, false, func() error {
 		return plan.Apply(ctx, l, func(s feature.Step, note string) { each(Done{s, note}) })
 	})
 	if err == nil {
@@ -298,7 +298,7 @@ func (h *Host) remove(ctx context.Context, some []feature.Declared, allowOutage 
 	if err := ctx.Err(); err != nil {
 		return kernel.Stopped(ctx, err, "nothing was changed")
 	}
-	err = do(l, p)
+	err = h.removing(l, func() error { return do(l, p) })
 	if err != nil && ctx.Err() != nil {
 		return err
 	}

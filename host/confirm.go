@@ -326,12 +326,12 @@ func (h *Host) forgetSaved(l *kernel.WriteLock, some []feature.Declared) error {
 		return forgetChange(l)
 	}
 	text, err := h.Root.KeptLarge(keptBefore)
-	if err != nil || text == nil {
+	if unreadable(err) || err == nil && text == nil {
 		return err
 	}
 	var saved savedHost
-	if err := json.Unmarshal(text, &saved); err != nil {
-		return err
+	if err != nil || json.Unmarshal(text, &saved) != nil {
+		return nil //nolint:nilerr // a rollback restores nothing from it, and names the file
 	}
 	for _, f := range some {
 		delete(saved, f.Name)

@@ -16,9 +16,12 @@ import (
 	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
-// playApply applies a file and is killed at a step, counted from 0: ROOT FILE STEP.
+// playApply applies a file, or removes everything, and is killed at a step, counted from 0: ROOT FILE|remove STEP.
 func playApply(f []string) error {
 	kerneltest.DieAt(f[2])
+	if f[1] == "remove" {
+		return New(f[0]).Remove(context.Background(), "", true)
+	}
 	c, err := LoadConfig(f[1])
 	if err != nil {
 		return err

@@ -17,7 +17,7 @@ import (
 type Status struct {
 	Faults      []kernel.Fault // damage to the pins, and foreign programs
 	Unconfirmed *Unconfirmed   // change made by weir apply --confirm
-	HalfDone    *HalfDone      // change made in part by a killed weir apply
+	HalfDone    *HalfDone      // change made in part by a killed weir apply or weir remove
 	parts       map[string]any // by feature: its Report, or its JSON from weir serve
 }
 

@@ -219,11 +219,14 @@ type Interrupted struct {
 }
 
 func (e *Interrupted) Error() string {
-	if strings.HasPrefix(e.Became, "half done") {
+	if e.HalfDone() {
 		return e.Became
 	}
 	return "interrupted: " + e.Became
 }
+
+// HalfDone reports whether a part of the change is in force.
+func (e *Interrupted) HalfDone() bool { return strings.HasPrefix(e.Became, "half done") }
 
 // Unwrap returns the context's error.
 func (e *Interrupted) Unwrap() error { return e.Err }

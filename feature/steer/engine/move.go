@@ -108,12 +108,15 @@ type MovedSlot struct {
 // FinishMove readmits the members after a killed change of engine, in the engine of the last publication.
 func FinishMove(l *kernel.WriteLock) error {
 	text, err := l.Kept(KeptMove)
-	if err != nil || text == nil {
-		return err
+	if err == nil && text == nil {
+		return nil
 	}
 	var m EngineMove
-	if err := json.Unmarshal(text, &m); err != nil {
-		return errors.Join(fmt.Errorf("decode the record of a killed change of engine: %w", err), l.Forget(KeptMove))
+	if err == nil {
+		err = json.Unmarshal(text, &m)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("the note of a killed change of engine was unreadable, and is removed: %s: %w: run weir apply again", l.KeptPath(KeptMove), err), l.Forget(KeptMove))
 	}
 	err = m.finish(l)
 	if errors.Is(err, errUnread) || errors.Is(err, kernel.ErrABI) {
