@@ -201,7 +201,16 @@ func (l *WriteLock) SetGroup(gid int) error {
 		}
 		return l.setRights(path, d.IsDir(), gid)
 	}
-	if err := filepath.WalkDir(l.path, give); err != nil {
+	err := filepath.WalkDir(l.path, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !l.ownPath(path, d.IsDir()) {
+			if d.IsDir() {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		return give(path, d, err)
+	})
+	if err != nil {
 		return err
 	}
 	return filepath.WalkDir(l.recordsPath(), func(path string, d fs.DirEntry, err error) error {

@@ -219,6 +219,66 @@ func TestRights(t *testing.T) {
 	}
 }
 
+// A root that is a mount point has files of the kernel and of others. Their rights stay.
+func TestRightsOfOthers(t *testing.T) {
+	ownRecords(t)
+	r := OpenRoot(nstest.BPFFS)
+	if st, err := os.Stat(r.path); err != nil {
+		t.Fatal(err)
+	} else {
+		t.Cleanup(func() { _ = errors.Join(os.Chmod(r.path, st.Mode().Perm()), os.Chown(r.path, 0, 0)) })
+	}
+	l, err := r.Lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Unlock()
+	if err := publish(l, instance, 1); err != nil {
+		t.Fatal(err)
+	}
+	m, err := newMap()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	theirs := []string{"map_theirs", "tool/map_theirs", "tool/globals/one/map_theirs", HostScope + "/map_theirs", HostScope + "/test/one/theirs"}
+	for _, name := range theirs {
+		path := filepath.Join(r.path, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		c, err := m.Clone()
+		if err == nil {
+			err = c.Pin(path)
+			c.Close()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(filepath.Join(r.path, "tool")); _ = os.Remove(filepath.Join(r.path, "map_theirs")) })
+	if err := l.SetGroup(readers); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range append(theirs, "maps.debug", "progs.debug", "tool", "tool/globals/one") {
+		st, err := os.Stat(filepath.Join(r.path, name))
+		if err != nil {
+			t.Error(err)
+		} else if st.Sys().(*syscall.Stat_t).Gid != 0 || st.Mode().Perm()&0o077 != 0 {
+			t.Errorf("%s has rights %v and group %d", name, st.Mode(), st.Sys().(*syscall.Stat_t).Gid)
+		}
+	}
+	if st, err := os.Stat(filepath.Join(r.dir(instance), "map_a")); err != nil || st.Sys().(*syscall.Stat_t).Gid != readers || st.Mode().Perm() != 0o640 {
+		t.Errorf("weir's map: %v, %v", st, err)
+	}
+	for _, name := range theirs[3:] {
+		_ = os.Remove(filepath.Join(r.path, name))
+	}
+	if err := l.Remove(instance); err != nil {
+		t.Error(err)
+	}
+}
+
 // In each process of the test, as with features.
 func init() { rights.Secret(instance.Feature, "secret") }
 
