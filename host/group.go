@@ -19,7 +19,6 @@ import (
 	"github.com/weir-project/weir/internal/accept"
 	"github.com/weir-project/weir/internal/users"
 	"github.com/weir-project/weir/kernel"
-	"golang.org/x/sys/unix"
 )
 
 // defaultGroup may read weir's pins, if the group exists and the configuration names no other.
@@ -114,7 +113,7 @@ func (h *Host) followGroup(ctx context.Context, path string, log *slog.Logger) {
 
 // permit gives the socket of weir serve to the group of readers.
 func permit(path string, gid int) error {
-	return users.Lacking(accept.Permit(path, gid, 0o660), unix.CAP_CHOWN)
+	return users.NotIn(accept.Permit(path, gid, 0o660), gid)
 }
 
 func groupOf(f os.FileInfo) int { return int(f.Sys().(*syscall.Stat_t).Gid) }

@@ -19,7 +19,6 @@ var rights = []feature.Right{
 	{Capability: unix.CAP_NET_BIND_SERVICE, For: "listen at ports below 1024 (host.metricsPort, handoff/peer)"},
 	{Capability: unix.CAP_SYS_PTRACE, For: "read namespaces, copy sockets of other users' processes (netns.openIfInode, pidfd.Dup)"},
 	{Capability: unix.CAP_DAC_READ_SEARCH, For: "read the configuration and its files, enter /sys/fs/bpf (mode 700), list /proc/PID/fd"},
-	{Capability: unix.CAP_CHOWN, For: "give pins and sockets to another group than its own (kernel.SetGroup, permit)"},
 }
 
 // serveRights returns the capabilities of a weir serve with these features, or with all if only is empty.
@@ -41,8 +40,8 @@ func serveRights(only []string) (set uint64) {
 }
 
 // rightsOfRoot are kept by root, for pins and records of another user (kernel.Prepare). That user needs none of them: the
-// files are its own.
-const rightsOfRoot = 1<<unix.CAP_FOWNER | 1<<unix.CAP_DAC_OVERRIDE
+// files are its own, and a process in the group of readers may give them to it.
+const rightsOfRoot = 1<<unix.CAP_FOWNER | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_CHOWN
 
 // DropRights removes the capabilities unused by a weir serve with these features, or with all if only is empty. It
 // affects this process and its children.

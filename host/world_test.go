@@ -31,7 +31,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	nstest.Play(map[string]nstest.Role{"kept": playKept, "routed": playRouted, "daemon": playDaemon, "apply": playApply, "apply-skeleton": playApplySkeleton, "confirm": playConfirm, "watch": playWatch, "read": playRead, "dump": playDump, "doctor": playDoctor, "collector": playCollector, "hold": playHold, "right": playRight, "bounded": playBounded, "inherits": playInherits})
+	nstest.Play(map[string]nstest.Role{"kept": playKept, "routed": playRouted, "daemon": playDaemon, "apply": playApply, "apply-skeleton": playApplySkeleton, "confirm": playConfirm, "watch": playWatch, "read": playRead, "dump": playDump, "doctor": playDoctor, "collector": playCollector, "hold": playHold, "right": playRight, "bounded": playBounded, "inherits": playInherits, "gives": playGives})
 	nstest.Main(m)
 }
 

@@ -256,7 +256,10 @@ func TestRightsOfOthers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(filepath.Join(r.path, "tool")); _ = os.Remove(filepath.Join(r.path, "map_theirs")) })
+	t.Cleanup(func() {
+		_ = os.RemoveAll(filepath.Join(r.path, "tool"))
+		_ = os.Remove(filepath.Join(r.path, "map_theirs"))
+	})
 	if err := l.SetGroup(readers); err != nil {
 		t.Fatal(err)
 	}

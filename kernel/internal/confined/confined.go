@@ -232,7 +232,7 @@ func (d Dirs) Give(path string, mode os.FileMode, uid, gid int) error {
 			err = dir.Chmod(rel, mode)
 		}
 		if err == nil && (int(st.Uid) != uid || gid >= 0 && int(st.Gid) != gid) {
-			err = users.Lacking(dir.Lchown(rel, uid, gid), unix.CAP_CHOWN)
+			err = users.NotIn(dir.Lchown(rel, uid, gid), gid)
 		}
 		return err
 	})
