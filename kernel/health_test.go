@@ -18,6 +18,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
+	"golang.org/x/sys/unix"
 )
 
 // publishHere publishes an instance of the current namespace with a program over its map.
@@ -458,6 +459,52 @@ func TestForeignObjectsInARecord(t *testing.T) {
 				t.Errorf("%s is pinned", pin)
 			}
 		}
+	}
+}
+
+// A map pinned outside the root is another's, also one with a name of weir's: another root has such maps. Neither a
+// second mount of the root's file system nor a second pin in the root is outside.
+func TestMapOfAnotherRootInARecord(t *testing.T) {
+	other := newRoot(t)
+	theirs := lock(t, other)
+	from, _ := publishHere(t, theirs)
+	their, ok := theirs.recorded(from)
+	if !ok {
+		t.Fatal("no record")
+	}
+	theirs.Unlock()
+	r := OpenRoot(other.path + "x")
+	l := lock(t, r)
+	defer l.Unlock()
+	i, _ := publishHere(t, l)
+	o, err := l.Open(i)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Close()
+	again := t.TempDir()
+	if err := unix.Mount(nstest.BPFFS, again, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Unmount(again, unix.MNT_DETACH) }()
+	second := Instance{Scope: i.Scope, Feature: "test", Name: "second"}
+	if err := errors.Join(l.Publish(second, o.Meta, Pins{Maps: o.Maps}), os.Remove(filepath.Join(r.dir(i), mapPrefix+"a"))); err != nil {
+		t.Fatal(err)
+	}
+	rec, ok := l.recorded(i)
+	if !ok {
+		t.Fatal("no record")
+	}
+	rec.Maps["zz"] = their.Maps["a"]
+	l.writeRecord(rec)
+	if lacks, err := l.Restore(i, anyMap); err != nil || strings.Join(lacks, " ") != mapPrefix+"zz" {
+		t.Errorf("restored but for %q, %v", lacks, err)
+	}
+	if _, err := os.Stat(filepath.Join(r.dir(i), mapPrefix+"zz")); err == nil {
+		t.Error("the map of the other root is pinned")
+	}
+	if err := errors.Join(l.Remove(i), l.Remove(second)); err != nil {
+		t.Error(err)
 	}
 }
 

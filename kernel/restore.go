@@ -5,10 +5,12 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"syscall"
 
 	"github.com/cilium/ebpf"
@@ -73,7 +75,8 @@ func (l *WriteLock) recorded(i Instance) (record, bool) {
 // Restore completes a damaged instance from its living parts. It pins maps and links still held by a program, a process
 // or another link, attaches detached links again with their programs, and restores meta from the record. lacks names the
 // pins lost for good. The instance then exists without them. A forged or copied record can name any object of the host, so
-// a map must have one of weir's names in the kernel (named), and a program must use a map of the instance.
+// a map must have one of weir's names in the kernel (named) and no pin outside the root, and a program must use a map of
+// the instance.
 func (l *WriteLock) Restore(i Instance, named func(mapName string) bool) (lacks []string, err error) {
 	rec, ok := l.recorded(i)
 	if !ok {
@@ -127,12 +130,13 @@ func (l *WriteLock) makeRestored(dir string) error {
 }
 
 func (l *WriteLock) restoreMaps(dir string, rec record, named func(string) bool) (lacks []string, err error) {
+	outside := sync.OnceValue(l.pinnedOutside)
 	for _, name := range slices.Sorted(maps.Keys(rec.Maps)) {
 		path := filepath.Join(dir, mapPrefix+name)
 		if _, err := os.Stat(path); err == nil {
 			continue
 		}
-		m, err := liveMap(rec.Maps[name], named)
+		m, err := liveMap(rec.Maps[name], named, outside)
 		if err != nil {
 			lacks = append(lacks, mapPrefix+name)
 			continue
@@ -147,13 +151,13 @@ func (l *WriteLock) restoreMaps(dir string, rec record, named func(string) bool)
 }
 
 // liveMap finds a living map without a pin. It rejects a map of another feature or program.
-func liveMap(id ebpf.MapID, named func(string) bool) (*ebpf.Map, error) {
+func liveMap(id ebpf.MapID, named func(string) bool, outside func() map[ebpf.MapID]bool) (*ebpf.Map, error) {
 	m, err := ebpf.NewMapFromID(id)
 	if err != nil {
 		return nil, err
 	}
 	info, err := m.Info()
-	if err == nil && !named(info.Name) {
+	if err == nil && (!named(info.Name) || outside()[id]) {
 		err = fmt.Errorf("map %d %q belongs to another program", id, info.Name)
 	}
 	if err != nil {
@@ -161,6 +165,41 @@ func liveMap(id ebpf.MapID, named func(string) bool) (*ebpf.Map, error) {
 		return nil, err
 	}
 	return m, nil
+}
+
+// pinnedOutside returns the maps with a pin outside the root, on the BPF file systems of this mount namespace. They
+// belong to other programs, or to other roots of weir.
+func (r *Root) pinnedOutside() map[ebpf.MapID]bool {
+	out := map[ebpf.MapID]bool{}
+	own, err := os.Stat(r.path)
+	if err != nil {
+		return out
+	}
+	for _, at := range mounts.Of("bpf") {
+		_ = filepath.WalkDir(at, func(path string, d fs.DirEntry, err error) error {
+			if err != nil {
+				return nil //nolint:nilerr // removed meanwhile, or closed to this user
+			}
+			if d.IsDir() {
+				if st, err := d.Info(); err == nil && os.SameFile(st, own) {
+					return fs.SkipDir
+				}
+				return nil
+			}
+			m, err := confined.LoadMap(at, path, &ebpf.LoadPinOptions{ReadOnly: true})
+			if err != nil {
+				return nil //nolint:nilerr // a link, a program or no pin
+			}
+			defer m.Close()
+			if info, err := m.Info(); err == nil {
+				if id, ok := info.ID(); ok {
+					out[id] = true
+				}
+			}
+			return nil
+		})
+	}
+	return out
 }
 
 func (l *WriteLock) restoreMeta(dir string, rec record) error {

@@ -27,6 +27,18 @@ func At(device uint64) string {
 	return ""
 }
 
+// Of returns the mount points of the file systems of a type in this mount namespace.
+func Of(kind string) (out []string) {
+	text, _ := os.ReadFile("/proc/thread-self/mountinfo")
+	for line := range strings.Lines(string(text)) {
+		f := strings.Fields(line)
+		if i := slices.Index(f, "-"); len(f) > 4 && i > 0 && len(f) > i+1 && f[i+1] == kind {
+			out = append(out, f[4])
+		}
+	}
+	return out
+}
+
 // Above returns the mount point above a path.
 func Above(path string) string {
 	best := "/"
