@@ -50,12 +50,9 @@ func (l *WriteLock) KeepLarge(name string, text []byte) error {
 
 func (l *WriteLock) keepUpTo(name string, text []byte, most int) error {
 	dir := l.recordsPath()
-	err := confined.CheckSize("write", l.KeptPath(name), len(text), most)
-	if err != nil {
-		return err
-	}
-	if err = l.makeRecords(dir); err == nil {
-		err = l.replace(l.KeptPath(name), text)
+	err := l.makeRecords(dir)
+	if err == nil {
+		err = l.replace(l.KeptPath(name), text, most)
 	}
 	if err != nil {
 		return fmt.Errorf("write %s: %w", l.KeptPath(name), err)

@@ -8,12 +8,13 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"strconv"
 	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/users"
 )
 
 // Collection holds the loaded maps and programs of an object by name.
@@ -87,7 +88,7 @@ func ObjectHash(elf []byte) [sha256.Size]byte { return sha256.Sum256(elf) }
 
 // capabilities lists the capabilities needed for BPF and attaching (capabilities(7)).
 var capabilities = []struct {
-	bit  uint
+	bit  int
 	name string
 }{{unix.CAP_BPF, "CAP_BPF"}, {unix.CAP_NET_ADMIN, "CAP_NET_ADMIN"}, {unix.CAP_PERFMON, "CAP_PERFMON"}}
 
@@ -106,22 +107,8 @@ func rightsLacking() string {
 
 // missingCapabilities returns the ineffective capabilities. CAP_SYS_ADMIN includes CAP_BPF and CAP_PERFMON.
 func missingCapabilities() (out []string) {
-	status, err := os.ReadFile("/proc/thread-self/status")
-	if err != nil {
-		return nil
-	}
-	var effective uint64
-	for line := range strings.Lines(string(status)) {
-		if text, ok := strings.CutPrefix(line, "CapEff:"); ok {
-			effective, err = strconv.ParseUint(strings.TrimSpace(text), 16, 64)
-		}
-	}
-	if err != nil {
-		return nil
-	}
 	for _, c := range capabilities {
-		admin := c.bit != unix.CAP_NET_ADMIN && effective&(1<<unix.CAP_SYS_ADMIN) != 0
-		if effective&(1<<c.bit) == 0 && !admin {
+		if !users.Has(c.bit) && (c.bit == unix.CAP_NET_ADMIN || !users.Has(unix.CAP_SYS_ADMIN)) {
 			out = append(out, c.name)
 		}
 	}

@@ -202,13 +202,12 @@ func (l *WriteLock) SetGroup(gid int) error {
 		return l.setRights(path, d.IsDir(), gid)
 	}
 	err := filepath.WalkDir(l.path, func(path string, d fs.DirEntry, err error) error {
-		if err == nil && !l.ownPath(path, d.IsDir()) {
-			if d.IsDir() {
-				return fs.SkipDir
-			}
-			return nil
+		if own := path == l.path || rights.IsOwn(path[len(l.path)+1:], d.IsDir()); err != nil || own {
+			return give(path, d, err)
+		} else if d.IsDir() {
+			return fs.SkipDir
 		}
-		return give(path, d, err)
+		return nil
 	})
 	if err != nil {
 		return err

@@ -23,23 +23,6 @@ const (
 	linkPrefix = "link_"
 )
 
-// ownPath reports whether a path below the root has a name of weir's: SCOPE/FEATURE/INSTANCE/PIN, or one in construction
-// or removal. A root that is a mount point has the kernel's maps.debug and progs.debug too, and perhaps pins of others.
-func (r *Root) ownPath(path string, dir bool) bool {
-	rel, err := filepath.Rel(r.path, path)
-	if err != nil || rel == "." || rel == lockDir {
-		return err == nil
-	}
-	parts := strings.Split(rel, "/")
-	last := parts[len(parts)-1]
-	if len(parts) == 4 {
-		return !dir && (last == metaPin || last == swapPin || last == programPin || isLink(last) || strings.HasPrefix(last, mapPrefix))
-	}
-	last = strings.TrimSuffix(strings.TrimSuffix(last, stagedSuffix), retireSuffix)
-	isScope := last == HostScope || strings.Trim(last, "0123456789") == ""
-	return dir && len(parts) < 4 && validName(last) && (len(parts) > 1 || isScope)
-}
-
 func isLink(pin string) bool { return strings.HasPrefix(pin, linkPrefix) }
 
 // Pins are the parts of an instance beside its meta, by name without prefix. A program has no pin of its own: its link

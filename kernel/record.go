@@ -18,10 +18,9 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"golang.org/x/sys/unix"
-
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel/internal/confined"
+	"github.com/weir-project/weir/kernel/internal/mounts"
 )
 
 // RecordDir holds a record of every published instance, with one directory for each BPF file system used by a root. A
@@ -56,22 +55,7 @@ type rootRecord struct {
 const rootRecordName = "+root"
 
 // device returns the device number of the BPF file system at the root's path, or 0 if there is none.
-func (r *Root) device() uint64 { return bpffsAt(r.path) }
-
-func bpffsAt(path string) uint64 {
-	for _, p := range []string{path, filepath.Dir(path)} { // an emptied root has no directory
-		var fs unix.Statfs_t
-		st, err := os.Stat(p)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if err != nil || unix.Statfs(p, &fs) != nil || fs.Type != unix.BPF_FS_MAGIC {
-			return 0
-		}
-		return uint64(st.Sys().(*syscall.Stat_t).Dev)
-	}
-	return 0
-}
+func (r *Root) device() uint64 { return mounts.BPF(r.path) }
 
 // recordsPath returns the directory with the records of all file systems at the root's path.
 func (r *Root) recordsPath() string { return filepath.Join(RecordDir, url.PathEscape(r.path)) }
@@ -161,12 +145,8 @@ func (l *WriteLock) writeRecord(rec record) {
 	if err == nil {
 		b, err = json.Marshal(rec)
 	}
-	path := filepath.Join(dir, recordName(rec.Instance))
 	if err == nil {
-		err = confined.CheckSize("write", path, len(b), confined.MaxFile)
-	}
-	if err == nil {
-		err = l.replace(path, b)
+		err = l.replace(filepath.Join(dir, recordName(rec.Instance)), b, confined.MaxFile)
 	}
 	if err != nil {
 		l.unrecorded = cmp.Or(l.unrecorded, err)
@@ -208,26 +188,20 @@ func (l *WriteLock) openRecords(dir string) error {
 	if err := l.makeRecords(dir); err != nil {
 		return err
 	}
-	mounts, err := mountNamespace()
+	space, err := mounts.Namespace()
 	if err != nil {
 		return err
 	}
-	b, err := json.Marshal(rootRecord{Mounts: mounts, Host: bpffsAt("/proc/1/root"+l.path) == l.device()})
+	b, err := json.Marshal(rootRecord{Mounts: space, Host: mounts.BPF("/proc/1/root"+l.path) == l.device()})
 	if err != nil {
 		return err
 	}
-	return l.replace(filepath.Join(dir, rootRecordName), b)
+	return l.replace(filepath.Join(dir, rootRecordName), b, confined.MaxFile)
 }
 
 // replace replaces a file of the records atomically.
-func (r *Root) replace(path string, b []byte) error {
-	return r.files().Replace(path, b, func(next string) error { return r.setRights(next, false, r.gid()) })
-}
-
-func mountNamespace() (uint64, error) {
-	var st unix.Stat_t
-	err := unix.Stat("/proc/thread-self/ns/mnt", &st)
-	return st.Ino, err
+func (r *Root) replace(path string, b []byte, most int) error {
+	return r.files().Replace(path, b, most, func(next string) error { return r.setRights(next, false, r.gid()) })
 }
 
 // forget removes the record of an instance before its pins. After a kill in between, the next Lock records it again.
@@ -386,7 +360,7 @@ func (r *Root) Remark(i Instance, key, text string) {
 		return // nothing is recorded here
 	}
 	if errors.Join(r.makeRecords(filepath.Dir(dir)), r.makeRecords(dir)) == nil {
-		_ = r.replace(path, []byte(text))
+		_ = r.replace(path, []byte(text), confined.MaxFile)
 	}
 }
 

@@ -5,7 +5,6 @@ package kernel
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -130,7 +129,7 @@ func (l *WriteLock) makeRestored(dir string) error {
 }
 
 func (l *WriteLock) restoreMaps(dir string, rec record, named func(string) bool) (lacks []string, err error) {
-	outside := sync.OnceValue(l.pinnedOutside)
+	outside := sync.OnceValue(func() map[ebpf.MapID]bool { return confined.MapsOutside(l.path, mounts.Of("bpf")) })
 	for _, name := range slices.Sorted(maps.Keys(rec.Maps)) {
 		path := filepath.Join(dir, mapPrefix+name)
 		if _, err := os.Stat(path); err == nil {
@@ -165,41 +164,6 @@ func liveMap(id ebpf.MapID, named func(string) bool, outside func() map[ebpf.Map
 		return nil, err
 	}
 	return m, nil
-}
-
-// pinnedOutside returns the maps with a pin outside the root, on the BPF file systems of this mount namespace. They
-// belong to other programs, or to other roots of weir.
-func (r *Root) pinnedOutside() map[ebpf.MapID]bool {
-	out := map[ebpf.MapID]bool{}
-	own, err := os.Stat(r.path)
-	if err != nil {
-		return out
-	}
-	for _, at := range mounts.Of("bpf") {
-		_ = filepath.WalkDir(at, func(path string, d fs.DirEntry, err error) error {
-			if err != nil {
-				return nil //nolint:nilerr // removed meanwhile, or closed to this user
-			}
-			if d.IsDir() {
-				if st, err := d.Info(); err == nil && os.SameFile(st, own) {
-					return fs.SkipDir
-				}
-				return nil
-			}
-			m, err := confined.LoadMap(at, path, &ebpf.LoadPinOptions{ReadOnly: true})
-			if err != nil {
-				return nil //nolint:nilerr // a link, a program or no pin
-			}
-			defer m.Close()
-			if info, err := m.Info(); err == nil {
-				if id, ok := info.ID(); ok {
-					out[id] = true
-				}
-			}
-			return nil
-		})
-	}
-	return out
 }
 
 func (l *WriteLock) restoreMeta(dir string, rec record) error {

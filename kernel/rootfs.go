@@ -63,7 +63,7 @@ func (r *Root) others() (out []uint64) {
 	if err != nil {
 		return nil
 	}
-	mounts, _ := mountNamespace()
+	space, _ := mounts.Namespace()
 	now, boot := r.device(), fmt.Sprintf("%.8s", bootID())
 	for _, e := range entries {
 		number, of, _ := strings.Cut(e.Name(), "-")
@@ -76,8 +76,8 @@ func (r *Root) others() (out []uint64) {
 		if err != nil || json.Unmarshal(b, &rec) != nil {
 			continue
 		}
-		elsewhere := rec.Host && (bpffsAt("/proc/1/root"+r.path) == device || !canSee("/proc/1/root"))
-		if rec.Mounts == mounts || rec.Host && !elsewhere {
+		elsewhere := rec.Host && (mounts.BPF("/proc/1/root"+r.path) == device || !canSee("/proc/1/root"))
+		if rec.Mounts == space || rec.Host && !elsewhere {
 			out = append(out, device)
 		}
 	}

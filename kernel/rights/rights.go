@@ -26,6 +26,26 @@ func IsSecret(path string) bool {
 	return secrets[[2]string{filepath.Base(filepath.Dir(filepath.Dir(path))), filepath.Base(path)}]
 }
 
+// IsOwn reports whether a path below the root has a name of weir's: SCOPE/FEATURE/INSTANCE/PIN, or the lock's directory.
+// A root that is a mount point has the kernel's maps.debug and progs.debug too, and perhaps pins of others.
+func IsOwn(rel string, dir bool) bool {
+	parts := strings.Split(rel, "/")
+	if scope := parts[0]; scope == "+lock" {
+		return dir && len(parts) == 1
+	} else if scope != "host" && strings.Trim(scope, "0123456789") != "" {
+		return false
+	}
+	if len(parts) < 4 || dir {
+		return dir && len(parts) < 4
+	}
+	switch pin := parts[3]; pin {
+	case "meta", "swap", "prog_attaching":
+		return true
+	default:
+		return strings.HasPrefix(pin, "map_") || strings.HasPrefix(pin, "link_")
+	}
+}
+
 // Of returns the mode of a pin or record. Links and secret maps are private to the owner. The kernel opens a link only
 // for writing, and a writer may detach it.
 func Of(path string, dir bool) os.FileMode {

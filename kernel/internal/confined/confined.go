@@ -171,7 +171,7 @@ func (d Dirs) ReadUpTo(path string, most int) ([]byte, error) {
 	defer f.Close()
 	b, err := io.ReadAll(io.LimitReader(f, int64(most)+1))
 	if err == nil {
-		err = CheckSize("read", path, len(b), most)
+		err = checkSize("read", path, len(b), most)
 	}
 	if err != nil {
 		return nil, err
@@ -179,16 +179,19 @@ func (d Dirs) ReadUpTo(path string, most int) ([]byte, error) {
 	return b, nil
 }
 
-// CheckSize returns an error if a file has more than most bytes.
-func CheckSize(op, path string, size, most int) error {
+// checkSize returns an error if a file has more than most bytes.
+func checkSize(op, path string, size, most int) error {
 	if size <= most {
 		return nil
 	}
 	return &os.PathError{Op: op, Path: path, Err: fmt.Errorf("more than %d MiB", most>>20)}
 }
 
-// Replace replaces a file atomically. give sets the rights of the new one before that.
-func (d Dirs) Replace(path string, b []byte, give func(path string) error) error {
+// Replace replaces a file atomically, with at most most bytes. give sets the rights of the new one before that.
+func (d Dirs) Replace(path string, b []byte, most int, give func(path string) error) error {
+	if err := checkSize("write", path, len(b), most); err != nil {
+		return err
+	}
 	next := path + ".new"
 	if err := d.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) { // left by a kill, or a link
 		return err

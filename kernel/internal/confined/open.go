@@ -4,6 +4,7 @@ package confined
 
 import (
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -95,6 +96,41 @@ func Pin(base, path string, object interface{ Pin(string) error }) error {
 	}
 	defer dir.Close()
 	return object.Pin(filepath.Join(Name(dir), filepath.Base(path)))
+}
+
+// MapsOutside returns the maps with a pin outside a directory, below the mount points of BPF file systems. They belong to
+// other programs, or to other roots of weir. The directory itself may have several mounts.
+func MapsOutside(dir string, mounts []string) map[ebpf.MapID]bool {
+	out := map[ebpf.MapID]bool{}
+	own, err := os.Stat(dir)
+	if err != nil {
+		return out
+	}
+	for _, at := range mounts {
+		_ = filepath.WalkDir(at, func(path string, d fs.DirEntry, err error) error {
+			if err != nil {
+				return nil //nolint:nilerr // removed meanwhile, or closed to this user
+			}
+			if d.IsDir() {
+				if st, err := d.Info(); err == nil && os.SameFile(st, own) {
+					return fs.SkipDir
+				}
+				return nil
+			}
+			m, err := LoadMap(at, path, &ebpf.LoadPinOptions{ReadOnly: true})
+			if err != nil {
+				return nil //nolint:nilerr // a link, a program or no pin
+			}
+			defer m.Close()
+			if info, err := m.Info(); err == nil {
+				if id, ok := info.ID(); ok {
+					out[id] = true
+				}
+			}
+			return nil
+		})
+	}
+	return out
 }
 
 // Names lists the entries of a directory with a prefix, without the prefix.

@@ -4,10 +4,13 @@
 package mounts
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -73,4 +76,28 @@ func OfIPNetns() string {
 		return ""
 	}
 	return name
+}
+
+// BPF returns the device number of the BPF file system at a path, or of its parent if the path is missing. It returns 0 if
+// there is none.
+func BPF(path string) uint64 {
+	for _, p := range []string{path, filepath.Dir(path)} { // an emptied root has no directory
+		var fs unix.Statfs_t
+		st, err := os.Stat(p)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil || unix.Statfs(p, &fs) != nil || fs.Type != unix.BPF_FS_MAGIC {
+			return 0
+		}
+		return uint64(st.Sys().(*syscall.Stat_t).Dev)
+	}
+	return 0
+}
+
+// Namespace returns the inode number of the calling thread's mount namespace.
+func Namespace() (uint64, error) {
+	var st unix.Stat_t
+	err := unix.Stat("/proc/thread-self/ns/mnt", &st)
+	return st.Ino, err
 }
