@@ -265,6 +265,9 @@ func TestRightsOfOthers(t *testing.T) {
 	}
 	for _, name := range append(theirs, "maps.debug", "progs.debug", "tool", "tool/globals/one") {
 		st, err := os.Stat(filepath.Join(r.path, name))
+		if errors.Is(err, os.ErrPermission) && strings.HasSuffix(name, ".debug") {
+			continue // a kernel without these files permits no name with a dot (kernel/bpf/inode.c, bpf_lookup)
+		}
 		if err != nil {
 			t.Error(err)
 		} else if st.Sys().(*syscall.Stat_t).Gid != 0 || st.Mode().Perm()&0o077 != 0 {
