@@ -58,20 +58,18 @@ func (a *Agent) drain(ctx context.Context, how Draining, progress func(Drained))
 				"undrain another backend first, or give --allow-outage", strings.Join(only, ", "))
 		}
 	}
-	a.mu.Lock()
-	a.weight, a.share = 0, unknown
-	if how.Undo {
-		a.weight = a.o.Registration.Weight
-	}
-	a.mu.Unlock()
 	a.asked.reset()
-	if c != nil {
-		if err := c.Register(a.registration()); err != nil {
-			return err
-		}
-	}
 	if how.Undo {
-		return nil
+		a.setWeight(a.o.Registration.Weight)
+		if c == nil {
+			return nil // the next registration has the weight
+		}
+		return c.Register(a.registration())
+	}
+	was := a.setWeight(0)
+	if err := c.Register(a.registration()); err != nil {
+		a.setWeight(was) // it would take effect with the next connection
+		return fmt.Errorf("tell the load balancer, so nothing was changed: %w", err)
 	}
 	for {
 		out, err := a.outOfShare() // before counting, to include sessions arrived until then
@@ -99,6 +97,14 @@ func (a *Agent) drain(ctx context.Context, how Draining, progress func(Drained))
 		case <-time.After(drainEvery):
 		}
 	}
+}
+
+// setWeight sets the weight of the next registration, and returns the previous one.
+func (a *Agent) setWeight(weight int) (was int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	was, a.weight, a.share = a.weight, weight, unknown
+	return was
 }
 
 // onlyHere returns this backend's services, by name, for which no other backend gets new flows. It returns none if this

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -218,4 +219,24 @@ func TestSlowWay(t *testing.T) {
 		t.Errorf("sent within %v, and then the source is %s: %v", took, s.src.Phase, a.stats.rejected)
 	}
 	a.wg.Wait()
+}
+
+// TestFailedDrainChangesNothing checks that a drain without the load balancer's registration does not take effect later.
+func TestFailedDrainChangesNothing(t *testing.T) {
+	ca := peertest.NewAuthority(t)
+	a := lonely(t, ca)
+	a.o.Registration = peer.Registration{Address: netip.MustParseAddr("10.0.0.1"), Weight: 3}
+	a.weight = 3
+	c, err := peer.Dial(t.Context(), deaf(t, ca), "deaf", a.o.TLS, peer.Hello{Number: 1, Instance: 5, Name: "own"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.lb.c.Store(c)
+	c.Close()
+	if err := a.drain(t.Context(), Draining{AllowOutage: true}, func(Drained) {}); err == nil || !strings.Contains(err.Error(), "nothing was changed") {
+		t.Errorf("a drain over a closed connection: %v", err)
+	}
+	if w := a.registration().Weight; w != 3 {
+		t.Errorf("the next registration has weight %d", w)
+	}
 }
