@@ -18,9 +18,9 @@ import (
 // errOutdated means that a later supervision has the slot, or waits for it.
 var errOutdated = errors.New("a later weir steer run replaces this member")
 
-// latest is the supervision with the latest start of those that take a slot from a living process. Without it, the
-// order of the waiting ones would be random, and an early one could replace a late one. It is kept beside the records.
-// Without the file, every supervision waits for its turn.
+// latest is the newest weir steer run --replace of a slot. Several wait at the same time, and the first to poll takes
+// the slot: without this note, an earlier start could replace a later one. The note is kept beside the records. Without
+// it, every start waits for its turn.
 type latest struct {
 	Began uint64        `json:"began"` // CLOCK_BOOTTIME, ns
 	Boot  string        `json:"boot"`
