@@ -62,7 +62,7 @@ remove_all() {
 # to take served traffic away: then nothing has changed, and the package stays installed.
 removing() {
 	remove_all || {
-		echo "weir: nothing was changed, and the package stays installed. To remove it all the same, run: weir remove --allow-outage, then remove the package" >&2
+		echo "weir: nothing was changed, and the package stays installed. To remove it all the same, stop its units, run: weir remove --allow-outage, then remove the package" >&2
 		return 1
 	}
 	for unit in $units; do
