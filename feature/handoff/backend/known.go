@@ -154,11 +154,12 @@ func (a *Agent) told(p peer.Peers) {
 	a.lbHearsLeft.Store(p.HearsLeft)
 	a.setBufferTime(p.BufferTimeout)
 	if p.Rejected != "" {
-		if !news {
-			return
+		if news {
+			a.o.Log.Error("load balancer rejects this backend", "err", p.Rejected)
 		}
-		a.o.Log.Error("load balancer rejects this backend", "err", p.Rejected)
-		return
+		if len(p.Services) == 0 {
+			return // it may reject the connection too; otherwise a list of backends follows
+		}
 	}
 	var peers []Remote
 	for _, m := range p.Members {

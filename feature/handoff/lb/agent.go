@@ -60,6 +60,7 @@ type Agent struct {
 	// Lock order: mu, pairing.mu, DataPath.mu, the lock of package packetbuf, bufferDevice.mu, the lock of package peer.
 	mu        sync.Mutex
 	backends  map[move.Backend]*peer.Conn
+	rejected  map[*peer.Conn]string // why, of those with a rejected registration
 	timers    map[Key]*time.Timer
 	early     map[Key]*early
 	loads     map[loadKey]uint32
@@ -92,7 +93,7 @@ func NewAgent(f *DataPath, o AgentOptions) (*Agent, error) {
 		o.Step = func(string) {}
 	}
 	a := &Agent{f: f, o: o, own: peer.Hello{Role: peer.LBAgent, Instance: peer.NewInstance(), Name: o.Name}, names: map[move.Backend]string{},
-		backends: map[move.Backend]*peer.Conn{}, timers: map[Key]*time.Timer{}, early: map[Key]*early{},
+		backends: map[move.Backend]*peer.Conn{}, rejected: map[*peer.Conn]string{}, timers: map[Key]*time.Timer{}, early: map[Key]*early{},
 		members: map[move.Backend]*member{}, kick: make(chan struct{}, 1), loads: map[loadKey]uint32{}, left: map[move.Backend]time.Time{}, forgotten: map[move.Backend]string{}, began: time.Now(), openFor: max(openFor, 2*o.MoveTimeout)}
 	for _, h := range o.Backends {
 		a.names[h.Number] = h.Name
@@ -236,6 +237,7 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	delete(a.rejected, c)
 	if a.backends[number] == c {
 		delete(a.backends, number)
 		a.left[number] = time.Now()

@@ -4,15 +4,13 @@ package lb
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"strings"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/lb/attachment"
+	"github.com/weir-project/weir/feature/handoff/lb/locate"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -42,10 +40,10 @@ func (f *DataPath) attachDevices(devices []string, running bool) error {
 func (f *DataPath) awaitDevices(ctx context.Context) error {
 	return feature.AwaitDevices(ctx, f.ns, func() string {
 		// Nobody else creates these again, and their routes disappear with them.
-		if missing(f.buffer.Ifindex) {
+		if locate.Missing(f.buffer.Ifindex) {
 			return "the buffer device is gone"
 		}
-		if f.tunnel != 0 && missing(f.tunnel) {
+		if f.tunnel != 0 && locate.Missing(f.tunnel) {
 			return "the tunnels' device is gone"
 		}
 		if changed, _ := feature.ChangedDevices(f.devices); len(changed) > 0 {
@@ -55,13 +53,7 @@ func (f *DataPath) awaitDevices(ctx context.Context) error {
 	})
 }
 
-func missing(ifindex int) bool {
-	_, err := netlink.LinkByIndex(ifindex)
-	return errors.As(err, &netlink.LinkNotFoundError{})
-}
-
-// deviceFaults returns the device faults of a pinned load balancer. It returns none if the pins are unreadable, because other
-// checks report that.
+// deviceFaults returns the device faults of a load balancer, or none with unreadable pins: other checks report those.
 func deviceFaults(root *kernel.Root, inst kernel.Instance) []DeviceFault {
 	u, err := store.Open(root, inst, "counts")
 	if err != nil {

@@ -13,26 +13,33 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
-// register processes a backend's registration.
+// register processes a backend's registration. The announcements repeat a rejection until the backend registers again:
+// the last one told is the backend's status.
 func (a *Agent) register(c *peer.Conn, r peer.Registration) {
-	if err := a.enroll(c, r); err != nil {
+	err := a.enroll(c, r)
+	a.kicked()
+	if err != nil {
 		a.o.Log.Warn("registration rejected", "backend", c.Peer.Name, "err", err)
 		_ = c.Tell(peer.Peers{Rejected: err.Error()})
-		return
 	}
-	a.kicked()
 }
 
-func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
+func (a *Agent) enroll(c *peer.Conn, r peer.Registration) (err error) {
 	own := false
 	if err := a.f.ns.Do(func() error { own = locate.Own(r.Address.Unmap()); return nil }); err != nil {
 		return err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	delete(a.rejected, c)
+	defer func() {
+		if err != nil {
+			a.rejected[c], a.news = err.Error(), true // news: an announcement under way does not have it
+		}
+	}()
 	r.Address = r.Address.Unmap() // an IPv4-mapped address equals its IPv4 form
 	m := a.members[c.Peer.Number]
-	err := r.Check()
+	err = r.Check()
 	switch {
 	case !a.o.Manage:
 		return fmt.Errorf("this load balancer accepts no registrations")

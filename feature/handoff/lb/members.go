@@ -170,14 +170,19 @@ func sameBackend(a, b Backend) bool {
 		a.Tunnel == b.Tunnel && slices.Equal(a.Services, b.Services) && slices.Equal(a.Unserved, b.Unserved) && a.Unwell == b.Unwell
 }
 
-func (a *Agent) conns() []*peer.Conn {
+// conns returns the backends' connections, with the reasons of rejected registrations.
+func (a *Agent) conns() map[*peer.Conn]string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return slices.Collect(maps.Values(a.backends))
+	out := map[*peer.Conn]string{}
+	for _, c := range a.backends {
+		out[c] = a.rejected[c]
+	}
+	return out
 }
 
 func (a *Agent) pingAll() {
-	for _, c := range a.conns() {
+	for c := range a.conns() {
 		_ = c.Ping() // Ping closes the connection on an error
 	}
 }
@@ -340,7 +345,11 @@ func (a *Agent) pairNews() {
 
 func (a *Agent) announce(p peer.Peers) {
 	p = a.fit(p)
-	for _, c := range a.conns() {
+	for c, rejected := range a.conns() {
+		p := p
+		if p.Rejected = rejected; rejected != "" {
+			p = a.fit(p)
+		}
 		if err := c.Tell(p); errors.Is(err, peer.ErrTooLong) { // other errors end the connection
 			a.o.Log.Warn("cannot send backend list", "name", c.Peer.Name, "err", err)
 		}

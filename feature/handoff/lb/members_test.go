@@ -358,6 +358,27 @@ func TestRegisterRefused(t *testing.T) {
 	}
 }
 
+// TestRejectionStays checks that announcements repeat a rejection until the backend registers again.
+func TestRejectionStays(t *testing.T) {
+	_, ca, a, at := managed(t, AgentOptions{Register: true})
+	h := register(t, ca, at, "h1", 1, peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: -1})
+	announced := func(says string) {
+		t.Helper()
+		a.mu.Lock()
+		a.news = true
+		a.mu.Unlock()
+		a.kicked()
+		h.hears(t, func(p peer.Peers) bool {
+			return len(p.Services) > 0 && (says == "") == (p.Rejected == "") && strings.Contains(p.Rejected, says)
+		})
+	}
+	announced("weight -1")
+	if err := h.c.Register(peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1}); err != nil {
+		t.Fatal(err)
+	}
+	announced("")
+}
+
 // TestRegisterNamed checks that the options have precedence over a registration, except for its
 // weight 0.
 func TestRegisterNamed(t *testing.T) {

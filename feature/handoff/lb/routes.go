@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/feature/handoff/lb/locate"
 )
 
 const (
@@ -55,14 +55,7 @@ func (f *DataPath) unrouted() (out []netip.Addr) {
 		}
 	}
 	f.buffer.mu.Unlock()
-	err := f.ns.Do(func() error {
-		out = slices.DeleteFunc(out, func(a netip.Addr) bool {
-			got, err := netlink.RouteGet(a.AsSlice())
-			return err == nil && slices.ContainsFunc(got, func(r netlink.Route) bool { return r.LinkIndex == f.buffer.Ifindex })
-		})
-		return nil
-	})
-	if err != nil {
+	if err := f.ns.Do(func() error { out = locate.Unrouted(out, f.buffer.Ifindex); return nil }); err != nil {
 		return nil
 	}
 	return out

@@ -5,9 +5,11 @@
 package locate
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -54,6 +56,20 @@ func (p Key) String() string {
 func Own(a netip.Addr) bool {
 	routes, err := netlink.RouteGet(a.AsSlice())
 	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
+}
+
+// Unrouted returns the addresses without a route to an interface, in the network namespace of the calling thread.
+func Unrouted(all []netip.Addr, ifindex int) []netip.Addr {
+	return slices.DeleteFunc(all, func(a netip.Addr) bool {
+		got, err := netlink.RouteGet(a.AsSlice())
+		return err == nil && slices.ContainsFunc(got, func(r netlink.Route) bool { return r.LinkIndex == ifindex })
+	})
+}
+
+// Missing reports whether the network namespace of the calling thread has no interface of an index.
+func Missing(ifindex int) bool {
+	_, err := netlink.LinkByIndex(ifindex)
+	return errors.As(err, &netlink.LinkNotFoundError{})
 }
 
 // Find locates a backend by the kernel's routes, in the network namespace of the calling thread. A
