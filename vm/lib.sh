@@ -251,7 +251,8 @@ start_qemu() {
 		done
 		cmdline="console=ttyAMA0 ${cmdline#console=ttyS0 }"
 	fi
-	timeout -k 5 "$seconds" "${machine[@]}" -accel tcg -smp 1 -m 1024 \
+	# The unpacked initramfs may take half of the memory that the packed one leaves.
+	timeout -k 5 "$seconds" "${machine[@]}" -accel tcg -smp 1 -m 1536 \
 		-display none -monitor none -no-reboot -nic none \
 		-kernel "$kernel" -initrd "$dir/initramfs" \
 		-append "quiet loglevel=4 panic=-1 mitigations=off $cmdline" \
