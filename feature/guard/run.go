@@ -184,7 +184,7 @@ func (p published) found(o *kernel.Opened, state *ebpf.Map) (bool, error) {
 			return false, fmt.Errorf("read the guarded destinations: %w", err)
 		}
 		for i := range v.Count {
-			if !slices.Contains(l.Prefix[:l.Count], v.Prefix[i]) {
+			if !slices.Contains(l.Prefix[:min(l.Count, maxPrefixes)], v.Prefix[i]) {
 				return false, nil
 			}
 		}

@@ -90,8 +90,18 @@ func readPinned(r *kernel.Root, i kernel.Instance) (*Service, error) {
 	if err := o.Maps["service"].Lookup(uint32(0), &value); err != nil {
 		return nil, fmt.Errorf("read the table of service %s: %w", i.Name, err)
 	}
-	p.Table = slices.Clone(value.Bucket[:])
+	if p.Table = tableOf(value, p.Service.Slots); p.Table == nil {
+		return nil, fmt.Errorf("%s: its table names slots that it has not: %w: run weir remove steer, then weir apply", i, kernel.ErrDamaged)
+	}
 	return p, nil
+}
+
+// tableOf returns the slots of the buckets, or nil if another writer has put other numbers there.
+func tableOf(value bpf.SteerService, slots int) []uint16 {
+	if slices.ContainsFunc(value.Bucket[:], func(slot uint16) bool { return int(slot) >= slots }) {
+		return nil
+	}
+	return slices.Clone(value.Bucket[:])
 }
 
 // decodeService decodes the meta of a service.
@@ -146,5 +156,5 @@ func engineTable(r *kernel.Root, scope string, p *Service) []uint16 {
 	if m.Lookup(uint32(0), &value) != nil {
 		return nil
 	}
-	return slices.Clone(value.Bucket[:])
+	return tableOf(value, p.Service.Slots)
 }

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/feature"
+)
+
+// Another writer's values in the maps are damage, not a crash: every command still answers, and weir remove with weir apply
+// mends a service.
+func TestWrongValuesInEveryMap(t *testing.T) {
+	w, c, _ := damagedWorld(t)
+	pins, err := filepath.Glob(filepath.Join(w.Root.Path(), "*", "*", "*", "map_*"))
+	if err != nil || len(pins) < 30 {
+		t.Fatalf("%d maps, %v", len(pins), err)
+	}
+	packet := feature.Packet{Proto: "udp", From: netip.MustParseAddrPort("192.0.2.1:9"), To: netip.MustParseAddrPort("127.0.0.1:4739")}
+	written := 0
+	for _, pin := range pins {
+		name := strings.TrimPrefix(pin, w.Root.Path()+"/")
+		for _, value := range []byte{0xff, 0x7f} {
+			restore, err := overwrite(pin, value)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if restore == nil {
+				continue
+			}
+			written++
+			commands := map[string]func() error{
+				"status": func() error { _, err := w.Reader("").Status(t.Context()); return err },
+				"plan":   func() error { _, err := w.Plan(t.Context(), c); return err },
+			}
+			if value == 0xff {
+				commands["explain"] = func() error { _, err := w.Explain(t.Context(), packet); return err }
+				commands["upgrade"] = func() error { _, err := w.UpgradePlan(t.Context()); return err }
+				commands["examine"] = func() error {
+					for _, f := range features {
+						if x, ok := f.Value.(feature.Examiner); ok {
+							_, _ = x.Examine(t.Context(), w.Root)
+						}
+					}
+					return nil
+				}
+			}
+			for command, run := range commands {
+				if trace := panics(run); trace != "" {
+					t.Errorf("%s is %#x: %s: %s", name, value, command, trace)
+				}
+			}
+			if err := restore(); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+		}
+	}
+	if written < 40 {
+		t.Errorf("only %d times a map was overwritten", written)
+	}
+	// The remedy of an unreadable service mends it.
+	if _, err := overwrite(filepath.Join(w.dirOf("steer telemetry"), "map_service"), 0xff); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Remove(t.Context(), "steer", true); err != nil {
+		t.Fatal(err)
+	}
+	w.apply(c)
+	if _, err := w.Reader("").Status(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// panics runs f, and returns the place of a panic.
+func panics(f func() error) (trace string) {
+	defer func() {
+		if p := recover(); p != nil {
+			trace = fmt.Sprint(p)
+			for line := range strings.Lines(string(debug.Stack())) {
+				if strings.Contains(line, "/feature/") || strings.Contains(line, "/kernel/") {
+					trace += "\n" + line
+				}
+			}
+		}
+	}()
+	_ = f() // an error is right
+	return ""
+}
+
+// overwrite fills the values of the entries with one byte. restore is nil for an empty map, or one that holds no plain values.
+func overwrite(pin string, value byte) (restore func() error, err error) {
+	m, err := ebpf.LoadPinnedMap(pin, nil)
+	if err != nil {
+		return nil, err
+	}
+	switch m.Type() {
+	case ebpf.Hash, ebpf.Array, ebpf.LRUHash, ebpf.LPMTrie, ebpf.PerCPUArray, ebpf.PerCPUHash, ebpf.LRUCPUHash:
+	default:
+		return nil, m.Close()
+	}
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return nil, err
+	}
+	size := int(m.ValueSize())
+	if perCPU := m.Type() == ebpf.PerCPUArray || m.Type() == ebpf.PerCPUHash || m.Type() == ebpf.LRUCPUHash; perCPU {
+		size = (size + 7) / 8 * 8 * cpus
+	}
+	type entry struct{ key, value []byte }
+	var entries []entry
+	key := make([]byte, m.KeySize())
+	for err = m.NextKey(nil, key); err == nil && len(entries) < 64; err = m.NextKey(bytes.Clone(key), key) {
+		old := make([]byte, size)
+		if m.Lookup(key, old) == nil {
+			entries = append(entries, entry{bytes.Clone(key), old})
+		}
+	}
+	if len(entries) == 0 {
+		return nil, m.Close()
+	}
+	put := func(of func(entry) []byte) error {
+		for _, e := range entries {
+			if err := m.Put(e.key, of(e)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := put(func(entry) []byte { return bytes.Repeat([]byte{value}, size) }); err != nil {
+		return nil, nil // a frozen map
+	}
+	return func() error {
+		defer m.Close()
+		return put(func(e entry) []byte { return e.value })
+	}, nil
+}
