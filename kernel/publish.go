@@ -26,7 +26,7 @@ const (
 func isLink(pin string) bool { return strings.HasPrefix(pin, linkPrefix) }
 
 // Pins are the parts of an instance beside its meta, by name without prefix. A program has no pin of its own: its link
-// holds it. [rights.Secret] declares maps with keys.
+// holds it.
 type Pins struct {
 	Maps  map[string]*ebpf.Map
 	Links map[string]Link

@@ -168,9 +168,7 @@ func (r *Root) allNames(dir string) ([]string, error) {
 // unreadable names the users and groups with access.
 func (r *Root) unreadable(path string) error {
 	who := "root"
-	if gid, ok := r.Group(); rights.IsSecret(path) {
-		who = "root (it holds keys)"
-	} else if ok && gid != 0 {
+	if gid, ok := r.Group(); ok && gid != 0 && !rights.IsPin(path) {
 		who = "root or group " + users.GroupName(gid)
 	}
 	return fmt.Errorf("%w (%s): run as %s, or ask a running 'weir serve' through its socket", ErrUnreadable, path, who)

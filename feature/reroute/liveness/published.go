@@ -16,7 +16,6 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/instances"
-	"github.com/weir-project/weir/kernel/rights"
 )
 
 // ABI is the layout version of the maps: liveness.h.
@@ -47,9 +46,6 @@ const (
 	pinMoves     = "moves"
 	pinLinks     = links.MapName
 )
-
-// A setup has the session's key.
-func init() { rights.Secret(Name, pinSetups) }
 
 var sharedMaps = map[string]string{
 	pinSetups: bpf.LivenessMapLivenessSetups, pinStates: bpf.LivenessMapLivenessStates, pinIDs: bpf.LivenessMapLivenessIds, pinClockwork: bpf.LivenessMapLivenessClockwork,

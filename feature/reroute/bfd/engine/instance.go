@@ -23,7 +23,6 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/instances"
-	"github.com/weir-project/weir/kernel/rights"
 )
 
 // ABI is the layout version of the maps: bfd.h.
@@ -58,9 +57,6 @@ var pins = map[string]string{
 	"setups": bpf.BfdMapBfdSetups, "states": bpf.BfdMapBfdStates, "mine": bpf.BfdMapBfdMine, "peers": bpf.BfdMapBfdPeers, "hops": bpf.BfdMapBfdHops, "echoes": bpf.BfdMapBfdEchoes,
 	"clock": bpf.BfdMapBfdClock, "events": bpf.BfdMapBfdEvents, links.MapName: bpf.BfdMapRerouteLinks,
 }
-
-// A setup has the session's key. An echo has the number that proves its return.
-func init() { rights.Secret(liveness.Name, "setups", "echoes") }
 
 // Needs lists the kernel features for the engine, including liveness' tick source.
 func Needs() []kernel.Need {
