@@ -7,7 +7,6 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	fmt "github.com/weir-project/weir/internal/printable"
@@ -100,15 +99,7 @@ func printRows(w io.Writer, indent string, rows reflect.Value, now time.Time) {
 			lines[n+1] = append(lines[n+1], fmt.Text(fmt.Sprint(cellText(rows.Index(n).Field(c.index), c.option, now))))
 		}
 	}
-	if width := terminal.Columns(w); width > 0 && tableWidth(lines, len(indent)) > width {
-		printFolded(w, indent, lines, width)
-		return
-	}
-	t := tabwriter.NewWriter(w, 0, 0, gap, ' ', 0)
-	for _, cells := range lines {
-		_, _ = io.WriteString(t, indent+strings.Join(cells, "\t")+"\n") // ignore the error, like fmt.Fprint
-	}
-	t.Flush()
+	_, _ = io.WriteString(w, terminal.Table(terminal.Columns(w), indent, lines)) // ignore the error, like fmt.Fprint
 }
 
 // cellText returns the value printed in a cell.
