@@ -100,11 +100,12 @@ func (t *Terminal) Log(format string, a ...any) {
 	t.add(saying{text: line})
 }
 
-// Print indents the lines to the text of the log.
+// Print indents the lines to the text of the log. Tables wider than the screen are folded.
 func (t *Terminal) Print(lines ...string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, line := range lines {
+	columns, _ := t.size()
+	for _, line := range foldTables(lines, columns-8) {
 		style := styleOf(line)
 		t.add(saying{"        " + line, style, style == ""})
 	}

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -133,5 +134,32 @@ func TestTerminalClose(t *testing.T) {
 	term.Close()
 	if out.Len() != 0 {
 		t.Errorf("%q after Close", out.String())
+	}
+}
+
+// A command's table fits the screen: its widest columns follow below the rows. Other lines stay.
+func TestFoldTables(t *testing.T) {
+	table := []string{
+		"$ weir steer status",
+		"telemetry: udp :9991  by source",
+		"by source",
+		"  SLOT  STATE     MEMBER                              LAST DROP  QUEUE",
+		"  0     admitted  pidfile /run/nfacctd-0/nfacctd.pid  never      0 B/8.0 MiB 0/128",
+		"  1     empty     -                                   never      -",
+		"  slot 1 is empty: no member is configured",
+	}
+	want := []string{
+		table[0], table[1], table[2],
+		"  SLOT  STATE     LAST DROP  QUEUE",
+		"  0     admitted  never      0 B/8.0 MiB 0/128",
+		"      MEMBER pidfile /run/nfacctd-0/nfacctd.pid",
+		"  1     empty     never      -",
+		table[6],
+	}
+	if got := foldTables(table, 72); !slices.Equal(got, want) {
+		t.Errorf("%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	if got := foldTables(table, 100); !slices.Equal(got, table) {
+		t.Errorf("with room:\n%s", strings.Join(got, "\n"))
 	}
 }
