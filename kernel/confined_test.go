@@ -80,6 +80,98 @@ func TestLinksOfTheOwner(t *testing.T) {
 	untouched("at the end")
 }
 
+// A file of root stays root's, even if the owner of the records gives it a second name there. Kernels with
+// fs.protected_hardlinks=0 permit that. The types are the ones that a user can link.
+func TestSecondNamesInRecords(t *testing.T) {
+	ownRecords(t)
+	r := newRoot(t)
+	if err := r.Prepare(t.Context(), nobody, nobody); err != nil {
+		t.Fatal(err)
+	}
+	vault := filepath.Join(filepath.Dir(runDir()), "vault") // links do not cross file systems
+	if err := os.Mkdir(vault, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, create := range map[string]func(path string) error{
+		"file":   func(path string) error { return os.WriteFile(path, nil, 0o600) },
+		"fifo":   func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		"socket": func(path string) error { return syscall.Mknod(path, syscall.S_IFSOCK|0o600, 0) },
+	} {
+		path, second := filepath.Join(vault, name), filepath.Join(r.recordsPath(), name)
+		if err := errors.Join(create(path), os.Link(path, second)); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Prepare(t.Context(), nobody, nobody); err == nil || !strings.Contains(err.Error(), second+": it has a second name") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if st, err := os.Lstat(path); err != nil || st.Mode().Perm() != 0o600 || st.Sys().(*syscall.Stat_t).Uid != 0 {
+			t.Errorf("%s is now %v, %v", name, st, err)
+		}
+		if err := errors.Join(os.Remove(second), os.Remove(path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	own := filepath.Join(r.recordsPath(), "own")
+	if err := errors.Join(os.WriteFile(own, nil, 0o600), os.Chown(own, nobody, nobody), os.Link(own, own+"2"), r.Prepare(t.Context(), nobody, nobody)); err != nil {
+		t.Errorf("two names of a file of the user: %v", err)
+	}
+}
+
+// A second name of another program's pin gives nobody rights to it, and a removal of that name does not detach its link.
+func TestSecondNamesOfPins(t *testing.T) {
+	ownRecords(t)
+	nstest.Enter(t)
+	foreign, r := newRoot(t), OpenRoot(newRoot(t).path+"x")
+	t.Cleanup(func() { os.RemoveAll(r.path) })
+	other := lock(t, foreign)
+	theirs, ln := publishHere(t, other)
+	ln.Close()
+	other.Unlock()
+	if err := r.Prepare(t.Context(), nobody, nobody); err != nil {
+		t.Fatal(err)
+	}
+	l := lock(t, r)
+	defer l.Unlock()
+	if err := publishWith(l, instance, 1, nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{mapPrefix + "a", linkPrefix + "lookup"} {
+		path, second := filepath.Join(foreign.dir(theirs), name), filepath.Join(r.dir(instance), name+"2")
+		if err := os.Link(path, second); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.setRights(second, false, nobody); err == nil || !strings.Contains(err.Error(), "has a second name") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if st, err := os.Lstat(path); err != nil || st.Sys().(*syscall.Stat_t).Uid != 0 {
+			t.Errorf("%s is now %v, %v", path, st, err)
+		}
+	}
+	if o, err := l.Open(instance); err == nil || !strings.Contains(err.Error(), "has a second name") {
+		o.Close()
+		t.Errorf("opened with a map of another program: %v", err)
+	}
+	if err := l.RemoveLink(instance, "lookup2"); err != nil {
+		t.Error(err)
+	}
+	o, err := foreign.Open(theirs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Close()
+	pinned, err := o.Link("lookup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pinned.Close()
+	if info, err := pinned.Info(); err != nil || newTarget(info).Where == 0 {
+		t.Errorf("the foreign link is detached: %+v, %v", info, err)
+	}
+	if err := l.Remove(instance); err != nil {
+		t.Error(err)
+	}
+}
+
 // Pins and records belong to the owner of weir's directory in /run, also the later ones of root.
 func TestPrepare(t *testing.T) {
 	ownRecords(t)

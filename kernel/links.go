@@ -33,12 +33,15 @@ func (l *WriteLock) addLink(i Instance, name string, ln Link) error {
 }
 
 // RemoveLink detaches a link of a published instance and removes its pin. The kernel releases an unpinned link
-// asynchronously. An explicit detach ends it before RemoveLink returns. A missing link is not an error.
+// asynchronously. An explicit detach ends it before RemoveLink returns. A missing link is not an error. A link with a
+// foreign program is only unpinned: it may be a second name of another program's pin.
 func (l *WriteLock) RemoveLink(i Instance, name string) error {
 	path := filepath.Join(l.dirPath(i), linkPrefix+name)
 	l.noteOne(i, func(rec *record) { delete(rec.Links, name) })
 	if ln, err := confined.LoadLink(l.path, path); err == nil {
-		_ = ln.Detach() // the device may be gone, or the kernel may only support unpinning
+		if NewChecker(l.Root).runsOwnLink(i, ln) {
+			_ = ln.Detach() // the device may be gone, or the kernel may only support unpinning
+		}
 		ln.Close()
 		Step("link:detached")
 	}

@@ -215,6 +215,9 @@ func (o *Opened) Link(name string) (Link, error) {
 	return l, err
 }
 
+// RunsOwn reports whether a link's program uses a map of the instance. Other links are not weir's to detach.
+func (o *Opened) RunsOwn(ln Link) bool { return NewChecker(o.root).runsOwnLink(o.Instance, ln) }
+
 // Link opens a pinned link of an instance, even of a damaged one.
 func (l *WriteLock) Link(i Instance, name string) (Link, error) {
 	return (&Opened{root: l.Root, dir: l.dirPath(i)}).Link(name)

@@ -233,7 +233,7 @@ func (c *Checker) liveLink(i Instance, was linkRecord) (Link, error) {
 	if err != nil {
 		return nil, err
 	}
-	if info, err := ln.Info(); err != nil || newTarget(info) != was.target || !c.runsOwn(i, info.Program) {
+	if info, err := ln.Info(); err != nil || newTarget(info) != was.target || !c.runsOwnLink(i, ln) {
 		ln.Close()
 		return nil, ErrDetached
 	}
@@ -244,6 +244,12 @@ func (c *Checker) liveLink(i Instance, was linkRecord) (Link, error) {
 func (c *Checker) runsOwn(i Instance, program ebpf.ProgramID) bool {
 	own, _ := c.usesMap(i, program)
 	return own
+}
+
+// runsOwnLink reports whether a link's program uses a map of the instance.
+func (c *Checker) runsOwnLink(i Instance, ln Link) bool {
+	info, err := ln.Info()
+	return err == nil && c.runsOwn(i, info.Program)
 }
 
 // attachAgain attaches the program of a detached link to its recorded hook.

@@ -4,16 +4,13 @@ package kernel
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/weir-project/weir/kernel/internal/mounts"
-	"golang.org/x/sys/unix"
 )
 
 // rootFaults checks the BPF file system of the root.
@@ -27,33 +24,16 @@ func (r *Root) rootFaults() (out []Fault) {
 			continue
 		}
 		if at := mounts.At(device); at != "" {
-			add(fmt.Sprintf("%v: %d instances are hidden; they keep working, but cannot be changed", ErrCovered, n), uncover(r.path, at))
+			add(fmt.Sprintf("%v: %d instances are hidden; they keep working, but cannot be changed", ErrCovered, n), mounts.Uncover(r.path, at))
 			continue
 		}
 		add(fmt.Sprintf("the BPF file system with %d pinned instances is no longer mounted: none of them works", n),
 			remedyApply+", with its seeds; mount it again first if another process has it: nsenter -m")
 	}
-	if r.readOnly() {
+	if mounts.ReadOnlyBPF(r.path) {
 		add(ErrReadOnly.Error()+": no changes are possible, and members get no slots", "mount -o remount,rw "+mounts.Above(r.path))
 	}
 	return out
-}
-
-// uncover describes how to reach pins hidden by a mount.
-func uncover(path, at string) string {
-	if strings.HasPrefix(path, at) {
-		return "umount " + at
-	}
-	return fmt.Sprintf("they are at %s: mount --bind %s %s", at, at, filepath.Dir(path))
-}
-
-func (r *Root) readOnly() bool {
-	var fs unix.Statfs_t
-	err := unix.Statfs(r.path, &fs)
-	if errors.Is(err, os.ErrNotExist) { // nothing was ever pinned here
-		err = unix.Statfs(filepath.Dir(r.path), &fs)
-	}
-	return err == nil && fs.Type == unix.BPF_FS_MAGIC && fs.Flags&unix.ST_RDONLY != 0
 }
 
 // others returns the file systems previously used by the root, according to their records. It ignores file systems of
@@ -76,7 +56,7 @@ func (r *Root) others() (out []uint64) {
 		if err != nil || json.Unmarshal(b, &rec) != nil {
 			continue
 		}
-		elsewhere := rec.Host && (mounts.BPF("/proc/1/root"+r.path) == device || !canSee("/proc/1/root"))
+		elsewhere := rec.Host && (mounts.BPF("/proc/1/root"+r.path) == device || !mounts.Visible("/proc/1/root"))
 		if rec.Mounts == space || rec.Host && !elsewhere {
 			out = append(out, device)
 		}
@@ -85,20 +65,15 @@ func (r *Root) others() (out []uint64) {
 	return out
 }
 
-func canSee(path string) bool {
-	_, err := os.Stat(path + "/")
-	return err == nil
-}
-
 // Usable returns an error for a root outside a BPF file system, with hidden pins, or mounted read-only. A writer would
 // otherwise create everything again beside working pins.
 func (r *Root) Usable() error {
 	for _, device := range r.others() {
 		if at := mounts.At(device); at != "" && len(recordCache{}.read(r, r.recordsAt(device))) > 0 {
-			return fmt.Errorf("pin root %s: %w: %s", r.path, ErrCovered, uncover(r.path, at))
+			return fmt.Errorf("pin root %s: %w: %s", r.path, ErrCovered, mounts.Uncover(r.path, at))
 		}
 	}
-	if r.readOnly() {
+	if mounts.ReadOnlyBPF(r.path) {
 		return fmt.Errorf("pin root %s: %w: mount -o remount,rw %s", r.path, ErrReadOnly, mounts.Above(r.path))
 	}
 	return r.Located()

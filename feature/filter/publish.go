@@ -193,13 +193,16 @@ func (s *instance) change(p *published, moves bool) error {
 	return s.reconcile(f.program())
 }
 
-// links opens the links of the published form and skips unreadable ones.
+// links opens the links of the published form and skips unreadable and foreign ones.
 func (s *instance) links() map[string]kernel.Link {
 	out := map[string]kernel.Link{}
 	names, _ := s.pins.Links()
 	for _, name := range names {
-		if ln, err := s.pins.Link(name); err == nil {
+		ln, err := s.pins.Link(name)
+		if err == nil && s.pins.RunsOwn(ln) {
 			out[name] = ln
+		} else if err == nil {
+			ln.Close()
 		}
 	}
 	return out

@@ -214,29 +214,42 @@ func (d Dirs) Replace(path string, b []byte, most int, give func(path string) er
 }
 
 // Give sets mode, owner and group of a file. -1 is the present owner or group. It changes no right that is already
-// there, because a user other than the owner may have none to do so.
+// there, because a user other than the owner may have none to do so. All calls meet the file opened first, so the owner
+// of the directory cannot exchange it in between.
 func (d Dirs) Give(path string, mode os.FileMode, uid, gid int) error {
-	return d.inside(path, func(dir *os.Root, rel string) error {
-		info, err := dir.Lstat(rel)
-		if err != nil {
-			return err
-		}
-		if info.Mode()&os.ModeSymlink != 0 {
-			return fmt.Errorf("%s is a symbolic link: remove it", path)
-		}
-		st := info.Sys().(*syscall.Stat_t)
-		if info.Mode().IsRegular() && st.Nlink > 1 && int(st.Uid) != os.Geteuid() {
-			return fmt.Errorf("%s has a second name: remove it", path) // perhaps a file from another directory
-		}
-		if uid == -1 {
-			uid = int(st.Uid)
-		}
-		if info.Mode().Perm() != mode {
-			err = dir.Chmod(rel, mode)
-		}
-		if err == nil && (int(st.Uid) != uid || gid >= 0 && int(st.Gid) != gid) {
-			err = users.NotIn(dir.Lchown(rel, uid, gid), gid)
-		}
+	base, err := d.of(path)
+	if err != nil {
 		return err
-	})
+	}
+	f, err := Open(base, path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	owner := uid
+	if owner == -1 {
+		owner = os.Geteuid()
+	}
+	// A second name may be in a directory of root: a link to a file that its owner does not give away.
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR && st.Nlink > 1 && int(st.Uid) != owner {
+		return fmt.Errorf("%s: %w", path, secondName(st.Uid))
+	}
+	if uid == -1 {
+		uid = int(st.Uid)
+	}
+	if os.FileMode(st.Mode&0o777) != mode {
+		if err := unix.Chmod(Name(f), uint32(mode)); err != nil {
+			return &os.PathError{Op: "chmod", Path: path, Err: err}
+		}
+	}
+	if int(st.Uid) != uid || gid >= 0 && int(st.Gid) != gid {
+		if err := unix.Fchownat(int(f.Fd()), "", uid, gid, unix.AT_EMPTY_PATH); err != nil {
+			return users.NotIn(&os.PathError{Op: "chown", Path: path, Err: err}, gid)
+		}
+	}
+	return nil
 }

@@ -3,6 +3,7 @@
 package confined
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -50,12 +51,46 @@ func Name(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 // bpf(2) follows links to pins. The owner of the pins could exchange one for a link to the pin of another program, for
 // example of a firewall, and a command of root would detach that. So these functions open and make pins.
 
-// LoadMap opens the map pinned at path, below base. The library would move a pin that it knows, so it learns none.
-func LoadMap(base, path string, opts *ebpf.LoadPinOptions) (*ebpf.Map, error) {
+// openPin opens a pin like Open. It rejects a second name of a pin that does not belong to the owner of the directory:
+// it is another program's.
+func openPin(base, path string) (*os.File, error) {
 	f, err := Open(base, path)
 	if err != nil {
 		return nil, err
 	}
+	dir, err := Open(base, filepath.Dir(path))
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	defer dir.Close()
+	var pin, above unix.Stat_t
+	err = errors.Join(unix.Fstat(int(f.Fd()), &pin), unix.Fstat(int(dir.Fd()), &above))
+	if err == nil && pin.Mode&unix.S_IFMT != unix.S_IFDIR && pin.Nlink > 1 && pin.Uid != above.Uid {
+		err = secondName(pin.Uid)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func secondName(uid uint32) error {
+	return fmt.Errorf("it has a second name, and belongs to user %d: remove it", uid)
+}
+
+// LoadMap opens the map pinned at path, below base. The library would move a pin that it knows, so it learns none.
+func LoadMap(base, path string, opts *ebpf.LoadPinOptions) (*ebpf.Map, error) {
+	f, err := openPin(base, path)
+	if err != nil {
+		return nil, err
+	}
+	return loadMap(f, opts)
+}
+
+// loadMap opens the map pinned as f, and closes f.
+func loadMap(f *os.File, opts *ebpf.LoadPinOptions) (*ebpf.Map, error) {
 	defer f.Close()
 	m, err := ebpf.LoadPinnedMap(Name(f), opts)
 	if err != nil {
@@ -67,7 +102,7 @@ func LoadMap(base, path string, opts *ebpf.LoadPinOptions) (*ebpf.Map, error) {
 
 // LoadLink opens the link pinned at path, below base. Like a map of LoadMap, it can be pinned once more.
 func LoadLink(base, path string) (link.Link, error) {
-	f, err := Open(base, path)
+	f, err := openPin(base, path)
 	if err != nil {
 		return nil, err
 	}
@@ -117,9 +152,13 @@ func MapsOutside(dir string, mounts []string) map[ebpf.MapID]bool {
 				}
 				return nil
 			}
-			m, err := LoadMap(at, path, &ebpf.LoadPinOptions{ReadOnly: true})
+			f, err := Open(at, path)
 			if err != nil {
-				return nil //nolint:nilerr // a link, a program or no pin
+				return nil //nolint:nilerr // a link
+			}
+			m, err := loadMap(f, &ebpf.LoadPinOptions{ReadOnly: true})
+			if err != nil {
+				return nil //nolint:nilerr // a program or no pin
 			}
 			defer m.Close()
 			if info, err := m.Info(); err == nil {

@@ -101,3 +101,27 @@ func Namespace() (uint64, error) {
 	err := unix.Stat("/proc/thread-self/ns/mnt", &st)
 	return st.Ino, err
 }
+
+// ReadOnlyBPF reports whether a BPF file system at a path, or of its parent if the path is missing, is mounted read-only.
+func ReadOnlyBPF(path string) bool {
+	var fs unix.Statfs_t
+	err := unix.Statfs(path, &fs)
+	if errors.Is(err, os.ErrNotExist) { // nothing was ever pinned here
+		err = unix.Statfs(filepath.Dir(path), &fs)
+	}
+	return err == nil && fs.Type == unix.BPF_FS_MAGIC && fs.Flags&unix.ST_RDONLY != 0
+}
+
+// Uncover describes how to reach a path hidden by another mount. at is the mount point of its file system.
+func Uncover(path, at string) string {
+	if strings.HasPrefix(path, at) {
+		return "umount " + at
+	}
+	return fmt.Sprintf("they are at %s: mount --bind %s %s", at, at, filepath.Dir(path))
+}
+
+// Visible reports whether this process may look into a directory.
+func Visible(path string) bool {
+	_, err := os.Stat(path + "/")
+	return err == nil
+}
