@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -24,6 +25,15 @@ const (
 // Host is this host: the pins below one root.
 type Host struct {
 	Root *kernel.Root
+	// Warned receives warnings about completed changes: a change is in force, and a file about it stays.
+	Warned func(warning string)
+}
+
+// warnIf warns of an error after a completed change.
+func (h *Host) warnIf(done string, err error) {
+	if err != nil && h.Warned != nil {
+		h.Warned(fmt.Sprintf("%s, but %v", done, printable.OneLine(err.Error())))
+	}
 }
 
 // New returns the host with its pins below root. An empty root means the default.
@@ -118,9 +128,7 @@ func (h *Host) applyLocked(ctx context.Context, l *kernel.WriteLock, c *Config, 
 	}
 	if u != nil && u.Damaged != "" {
 		c.warn(u.Finding().Object + " " + u.Finding().Text)
-		if err := forgetChange(l); err != nil {
-			return err
-		}
+		h.warnIf("the unreadable change is ignored", forgetChange(l))
 		u = nil
 	}
 	if u.Waits() && u.Left <= 0 { // no process was running to do it
@@ -152,9 +160,7 @@ func (h *Host) applyLocked(ctx context.Context, l *kernel.WriteLock, c *Config, 
 		return plan.Apply(ctx, l, func(s feature.Step, note string) { each(Done{s, note}) })
 	})
 	if err == nil {
-		if err = forgetChange(l); err != nil { // a rolled-back one
-			err = fmt.Errorf("the change is in force, but the note of an earlier rollback stays: %w", err)
-		}
+		h.warnIf("the change is in force", forgetChange(l)) // a rolled-back one
 	}
 	return cmp.Or(err, unread(plan))
 }
@@ -302,7 +308,11 @@ func (h *Host) remove(ctx context.Context, some []feature.Declared, allowOutage 
 	if err != nil && ctx.Err() != nil {
 		return err
 	}
-	err = errors.Join(err, h.forgetSaved(l, some))
+	if forgot := h.forgetSaved(l, some); err != nil {
+		err = errors.Join(err, forgot)
+	} else {
+		h.warnIf("the removal is done", forgot)
+	}
 	h.noFile(l, some)
 	if err == nil && h.blank() {
 		h.ended(l)

@@ -201,7 +201,11 @@ func (h *Host) Confirm(ctx context.Context) error {
 	if !u.Waits() {
 		return u.missing()
 	}
-	return forgetChange(l)
+	if err := l.Forget(keptChange); err != nil {
+		return fmt.Errorf("the change is not confirmed: %w", err)
+	}
+	h.warnIf("the change is confirmed", l.Forget(keptBefore))
+	return nil
 }
 
 // missing returns the error for a missing change.
@@ -271,17 +275,21 @@ func (h *Host) rollBack(ctx context.Context, l *kernel.WriteLock, u *Unconfirmed
 	kernel.Step("host:restored")
 	h.noFile(l, features)
 	u.RolledBack, u.Problem, u.Retry = time.Now(), "", 0
-	return errors.Join(u.keep(l), l.Forget(keptBefore))
+	h.warnIf("the change is rolled back", l.Forget(keptBefore))
+	return u.keep(l)
 }
 
 // restore applies the plans that lead to the saved state.
 func (h *Host) restore(ctx context.Context, l *kernel.WriteLock, each func(Done)) error {
 	text, err := h.Root.KeptLarge(keptBefore)
-	if err != nil {
+	if unreadable(err) {
 		return err
 	}
 	var saved savedHost
-	if err := json.Unmarshal(text, &saved); err != nil {
+	if err == nil {
+		err = json.Unmarshal(text, &saved)
+	}
+	if err != nil {
 		return fmt.Errorf("read the state before the change, %s: %w: weir confirm keeps the change", h.Root.KeptPath(keptBefore), err)
 	}
 	var errs []error

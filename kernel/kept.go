@@ -60,17 +60,19 @@ func (l *WriteLock) keepUpTo(name string, text []byte, most int) error {
 	return nil
 }
 
-// Forget removes a text written by Keep.
+// Forget removes a text written by Keep, or anything in its place.
 func (l *WriteLock) Forget(name string) error {
 	if _, err := os.Lstat(l.KeptPath(name)); errors.Is(err, os.ErrNotExist) {
 		return nil // a read-only file system would be an error otherwise
 	}
-	err := l.files().Remove(l.KeptPath(name))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
+	if err := l.files().RemoveAll(l.KeptPath(name)); err != nil {
+		if inner, ok := errors.AsType[*os.PathError](err); ok {
+			err = inner.Err // its path is relative
+		}
+		return fmt.Errorf("remove %s: %w: remove it by hand: rm -r '%[1]s'", l.KeptPath(name), err)
 	}
 	_ = l.files().Remove(l.recordsPath()) // fails unless empty, as intended
-	return err
+	return nil
 }
 
 // BootID returns the ID of this boot of the host.

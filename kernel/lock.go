@@ -213,7 +213,10 @@ func (l *WriteLock) SetGroup(gid int) error {
 		return err
 	}
 	return filepath.WalkDir(l.recordsPath(), func(path string, d fs.DirEntry, err error) error {
-		if err = give(path, d, err); errors.Is(err, os.ErrNotExist) {
+		if err = give(path, d, err); errors.Is(err, confined.ErrPlanted) {
+			err = l.files().Remove(path) // the name; nothing of weir's
+		}
+		if errors.Is(err, os.ErrNotExist) {
 			return nil // weir serve replaces and removes remarks without the lock
 		}
 		return err

@@ -206,7 +206,7 @@ func (r *Root) replace(path string, b []byte, most int) error {
 
 // forget removes the record of an instance before its pins. After a kill in between, the next Lock records it again.
 func (l *WriteLock) forget(i Instance) {
-	_ = l.files().Remove(filepath.Join(l.recordsAt(l.device()), recordName(i)))
+	_ = l.files().RemoveAll(filepath.Join(l.recordsAt(l.device()), recordName(i)))
 	_ = l.files().RemoveAll(l.remarksPath(i))
 }
 
@@ -350,7 +350,7 @@ func (r *Root) Remark(i Instance, key, text string) {
 	dir := r.remarksPath(i)
 	path := filepath.Join(dir, key)
 	if text == "" {
-		_ = r.files().Remove(path)
+		_ = r.files().RemoveAll(path)
 		return
 	}
 	if have, err := r.files().ReadFile(path); err == nil && string(have) == text {

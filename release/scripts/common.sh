@@ -59,10 +59,11 @@ remove_all() {
 }
 
 # removing takes weir's programs out of the kernel, then ends the daemons. weir remove refuses
-# to take served traffic away: then nothing has changed, and the package stays installed.
+# to take served traffic away, and then says that nothing was changed: only it can know. After any
+# failure the package stays installed.
 removing() {
 	remove_all || {
-		echo "weir: nothing was changed, and the package stays installed. To remove it all the same, stop its units, run: weir remove --allow-outage, then remove the package" >&2
+		echo "weir: the package stays installed: see above for the reason and for changes that were made. To remove it all the same, stop its units, run: weir remove --allow-outage, then remove the package" >&2
 		return 1
 	}
 	for unit in $units; do

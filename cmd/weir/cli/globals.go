@@ -4,6 +4,7 @@ package cli
 
 import (
 	"errors"
+	"os"
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/host"
@@ -27,8 +28,12 @@ type Globals struct {
 	JSON   bool
 }
 
-// Host returns the host of --root.
-func (g *Globals) Host() *host.Host { return host.New(g.Root) }
+// Host returns the host of --root. Its warnings go to standard error.
+func (g *Globals) Host() *host.Host {
+	h := host.New(g.Root)
+	h.Warned = func(warning string) { Note(os.Stderr, "warning: %s\n", warning) }
+	return h
+}
 
 // Reader returns a reader of the pins, or of weir serve's socket if the pins are not readable.
 func (g *Globals) Reader() host.Reader { return g.Host().Reader(g.Socket) }

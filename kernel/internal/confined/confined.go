@@ -81,7 +81,7 @@ func (d Dirs) Remove(path string) error {
 	return d.inside(path, func(dir *os.Root, rel string) error { return dir.Remove(rel) })
 }
 
-// RemoveAll removes a directory with its contents.
+// RemoveAll removes a directory with its contents, or anything else. A missing path is not an error.
 func (d Dirs) RemoveAll(path string) error {
 	return d.inside(path, func(dir *os.Root, rel string) error { return dir.RemoveAll(rel) })
 }
@@ -187,13 +187,25 @@ func checkSize(op, path string, size, most int) error {
 	return &os.PathError{Op: op, Path: path, Err: fmt.Errorf("more than %d MiB", most>>20)}
 }
 
-// Replace replaces a file atomically, with at most most bytes. give sets the rights of the new one before that.
+// isDir reports whether path is a directory, and no link to one.
+func (d Dirs) isDir(path string) bool {
+	is := false
+	_ = d.inside(path, func(dir *os.Root, rel string) error {
+		st, err := dir.Lstat(rel)
+		is = err == nil && st.IsDir()
+		return err
+	})
+	return is
+}
+
+// Replace replaces a file atomically, with at most most bytes. give sets the rights of the new one before that. A
+// directory in its place is removed first.
 func (d Dirs) Replace(path string, b []byte, most int, give func(path string) error) error {
 	if err := checkSize("write", path, len(b), most); err != nil {
 		return err
 	}
 	next := path + ".new"
-	if err := d.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) { // left by a kill, or a link
+	if err := d.RemoveAll(next); err != nil { // left by a kill, or a link
 		return err
 	}
 	f, err := d.OpenFile(next, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o640)
@@ -206,6 +218,11 @@ func (d Dirs) Replace(path string, b []byte, most int, give func(path string) er
 	}
 	if err == nil {
 		err = d.Rename(next, path)
+	}
+	if err != nil && d.isDir(path) {
+		if err = d.RemoveAll(path); err == nil {
+			err = d.Rename(next, path)
+		}
 	}
 	if err != nil {
 		_ = d.Remove(next)

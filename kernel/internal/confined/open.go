@@ -15,6 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// ErrPlanted is wrapped by errors about symbolic links, and about second names of files of other users.
+var ErrPlanted = errors.New("remove it")
+
 // Open opens path, a file or directory below base, with O_PATH. It follows no link below base: a link is an error. It
 // opens name by name, without openat2(2): RestrictSUIDSGID= of a unit forbids that call.
 func Open(base, path string) (*os.File, error) {
@@ -34,7 +37,7 @@ func Open(base, path string) (*os.File, error) {
 		}
 		var st unix.Stat_t
 		if err = unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK {
-			err = fmt.Errorf("%s is a symbolic link: remove it", name)
+			err = fmt.Errorf("%s is a symbolic link: %w", name, ErrPlanted)
 		}
 		if err != nil {
 			unix.Close(fd)
@@ -77,7 +80,7 @@ func openPin(base, path string) (*os.File, error) {
 }
 
 func secondName(uid uint32) error {
-	return fmt.Errorf("it has a second name, and belongs to user %d: remove it", uid)
+	return fmt.Errorf("it has a second name, and belongs to user %d: %w", uid, ErrPlanted)
 }
 
 // LoadMap opens the map pinned at path, below base. The library would move a pin that it knows, so it learns none.

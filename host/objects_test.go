@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// others are objects in place of a file of the records. Its owner can make them.
+var others = map[string]func(path string) error{
+	"directory": func(path string) error { return os.MkdirAll(filepath.Join(path, "a", "b"), 0o700) },
+	"fifo":      func(path string) error { return syscall.Mkfifo(path, 0o600) },
+	"link":      func(path string) error { return os.Symlink("/etc", path) },
+}
+
+// Other objects in place of files of the records stop no command, and are removed.
+func TestOtherObjectsInPlaceOfRecords(t *testing.T) {
+	w, before, _ := confirmWorld(t)
+	plant := func(what string, names ...string) {
+		t.Helper()
+		for _, name := range names {
+			path := w.Root.KeptPath(name)
+			if err := errors.Join(os.RemoveAll(path), others[what](path)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	removed := func(when string, names ...string) {
+		t.Helper()
+		for _, name := range names {
+			if st, err := os.Lstat(w.Root.KeptPath(name)); err == nil && !st.Mode().IsRegular() {
+				t.Errorf("%s: %s is still %v", when, name, st.Mode())
+			}
+		}
+	}
+	all := []string{keptChange, keptBefore, keptUnderway, keptApplied}
+	for what := range others {
+		plant(what, all...)
+		w.apply(before)
+		removed(what+", apply", all...)
+
+		plant(what, all...)
+		w.apply(w.after(time.Hour))
+		removed(what+", apply --confirm", keptChange, keptBefore, keptApplied)
+		plant(what, keptBefore, keptApplied)
+		if err := w.Rollback(t.Context(), func(Done) {}); err == nil || !strings.Contains(err.Error(), w.Root.KeptPath(keptBefore)) || !strings.Contains(err.Error(), "weir confirm") {
+			t.Errorf("%s, rollback without a saved state: %v", what, err)
+		}
+		if err := w.Confirm(t.Context()); err != nil {
+			t.Errorf("%s, confirm: %v", what, err)
+		}
+		removed(what+", confirm", keptChange, keptBefore)
+		w.apply(before)
+
+		w.apply(w.after(time.Hour))
+		plant(what, keptUnderway, keptApplied)
+		w.rollback()
+		removed(what+", rollback", keptChange, keptBefore, keptApplied)
+
+		plant(what, all...)
+		w.remove("")
+		removed(what+", remove", keptChange, keptBefore, keptApplied)
+		w.apply(before)
+	}
+}
+
+// A file that cannot be removed after a completed change gives a warning with its path, and no failure.
+func TestRecordsThatStay(t *testing.T) {
+	w, before, _ := confirmWorld(t)
+	var warnings []string
+	w.Warned = func(text string) { warnings = append(warnings, text) }
+	stay := func(name string) (end func()) {
+		t.Helper()
+		path := w.Root.KeptPath(name)
+		if err := errors.Join(os.RemoveAll(path), os.Mkdir(path, 0o700), unix.Mount("none", path, "tmpfs", 0, "")); err != nil {
+			t.Fatal(err)
+		}
+		end = func() { _ = unix.Unmount(path, unix.MNT_DETACH) }
+		t.Cleanup(end)
+		return end
+	}
+	want := func(what, done, name string, err error) {
+		t.Helper()
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if path, got := w.Root.KeptPath(name), strings.Join(warnings, "\n"); !strings.Contains(got, done+", but remove "+path+": ") || !strings.Contains(got, "rm -r '"+path+"'") {
+			t.Errorf("%s: warnings %q", what, got)
+		}
+		warnings = nil
+	}
+	end := stay(keptChange)
+	want("apply", "the unreadable change is ignored", keptChange, w.Apply(t.Context(), before, func(Done) {}))
+	end()
+	w.apply(before)
+	w.apply(w.after(time.Hour))
+	end = stay(keptBefore)
+	want("confirm", "the change is confirmed", keptBefore, w.Confirm(t.Context()))
+	end()
+	w.apply(before)
+	end = stay(keptChange)
+	want("remove", "the removal is done", keptChange, w.Remove(t.Context(), "", true))
+	if all, err := w.Root.Instances(""); err != nil || len(all) > 0 {
+		t.Errorf("removed, and there is still %v, %v", all, err)
+	}
+	end()
+}
