@@ -31,7 +31,7 @@ func (r *Root) rootFaults() (out []Fault) {
 			remedyApply+", with its seeds; mount it again first if another process has it: nsenter -m")
 	}
 	if mounts.ReadOnlyBPF(r.path) {
-		add(ErrReadOnly.Error()+": no changes are possible, and members get no slots", "mount -o remount,rw "+mounts.Above(r.path))
+		add(ErrReadOnly.Error()+": no changes are possible, and members get no slots", "mount -o remount,rw "+mounts.Word(mounts.Above(r.path)))
 	}
 	return out
 }
@@ -74,7 +74,7 @@ func (r *Root) Usable() error {
 		}
 	}
 	if mounts.ReadOnlyBPF(r.path) {
-		return fmt.Errorf("pin root %s: %w: mount -o remount,rw %s", r.path, ErrReadOnly, mounts.Above(r.path))
+		return fmt.Errorf("pin root %s: %w: mount -o remount,rw %s", r.path, ErrReadOnly, mounts.Word(mounts.Above(r.path)))
 	}
 	return r.Located()
 }

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/internal/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -106,18 +107,16 @@ func managerEnv() []string {
 // systemd's own on hosts with one.
 func makeCgroups(t testing.TB) []string {
 	t.Helper()
-	info, err := os.ReadFile("/proc/thread-self/mountinfo")
+	all, err := mountinfo.Read()
 	if err != nil {
 		t.Fatalf("nstest: %v", err)
 	}
 	var dirs []string
-	for line := range strings.Lines(string(info)) {
-		left, right, _ := strings.Cut(strings.TrimSpace(line), " - ")
-		f := strings.Fields(left)
-		if len(f) < 5 || !strings.HasPrefix(right, "cgroup2 ") && !strings.HasSuffix(right, ",name=systemd") {
+	for _, m := range all {
+		if m.Type != "cgroup2" && !strings.HasSuffix(m.Super, ",name=systemd") {
 			continue
 		}
-		dir := filepath.Join(f[4], fmt.Sprintf("weir-nstest-%d-%d", os.Getpid(), unix.Gettid()))
+		dir := filepath.Join(m.Point, fmt.Sprintf("weir-nstest-%d-%d", os.Getpid(), unix.Gettid()))
 		if slices.Contains(dirs, dir) {
 			continue
 		}

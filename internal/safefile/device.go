@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/weir-project/weir/internal/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -41,17 +42,14 @@ func (d *device) enter(fd int, path string) error {
 
 // fuseUser returns the mounting user of a FUSE device, from proc_pid_mountinfo(5).
 func fuseUser(mounts, device string) (uid uint32, ok bool) {
-	for line := range strings.Lines(mounts) {
-		f := strings.Fields(line)
-		if len(f) < 3 || f[2] != device {
+	for _, m := range mountinfo.Parse(mounts) {
+		if m.Device != device {
 			continue
 		}
-		_, super, found := strings.Cut(line, " - ")
-		s := strings.Fields(super)
-		if !found || len(s) < 3 || s[0] != "fuse" && s[0] != "fuseblk" && !strings.HasPrefix(s[0], "fuse.") {
+		if m.Type != "fuse" && m.Type != "fuseblk" && !strings.HasPrefix(m.Type, "fuse.") {
 			return 0, false
 		}
-		for option := range strings.SplitSeq(s[2], ",") {
+		for option := range strings.SplitSeq(m.Super, ",") {
 			if v, found := strings.CutPrefix(option, "user_id="); found {
 				n, err := strconv.ParseUint(v, 10, 32)
 				return uint32(n), err == nil

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/weir-project/weir/internal/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -23,39 +24,29 @@ var errNoCgroup = errors.New("no such cgroup")
 // hierarchies it is not /sys/fs/cgroup. The error wraps [errors.ErrUnsupported] if it is not
 // mounted.
 func CgroupRoot() (string, error) {
-	// thread-self: mounts belong to a thread, too.
-	info, err := os.ReadFile("/proc/thread-self/mountinfo")
+	all, err := mountinfo.Read()
 	if err != nil {
 		return "", fmt.Errorf("find the cgroup2 mount: %w", err)
 	}
-	if root, ok := cgroupRoot(string(info)); ok {
+	if root, ok := cgroupRoot(all); ok {
 		return root, nil
 	}
 	return "", fmt.Errorf("cgroup2 is not mounted; run `mount -t cgroup2 none /sys/fs/cgroup/unified`, "+
 		"or boot with systemd.unified_cgroup_hierarchy=1: %w", errors.ErrUnsupported)
 }
 
-// cgroupRoot parses proc_pid_mountinfo(5):
-//
-//	36 35 98:0 ROOT MOUNTPOINT options [optional…] - FSTYPE SOURCE options
-//
-// It prefers a mount of the whole hierarchy to one of a subtree, as in containers. The last mount
-// wins, because it covers the others.
-func cgroupRoot(mountinfo string) (string, bool) {
+// cgroupRoot prefers a mount of the whole hierarchy to one of a subtree, as in containers. The last
+// mount wins, because it covers the others.
+func cgroupRoot(all []mountinfo.Mount) (string, bool) {
 	var whole, part string
-	for line := range strings.Lines(mountinfo) {
-		left, right, ok := strings.Cut(line, " - ")
-		if !ok || !strings.HasPrefix(right, "cgroup2 ") {
+	for _, m := range all {
+		if m.Type != "cgroup2" {
 			continue
 		}
-		f := strings.Fields(left)
-		if len(f) < 5 {
-			continue
-		}
-		if f[3] == "/" {
-			whole = unescape(f[4])
+		if m.Root == "/" {
+			whole = m.Point
 		} else {
-			part = unescape(f[4])
+			part = m.Point
 		}
 	}
 	if whole != "" {
@@ -63,9 +54,6 @@ func cgroupRoot(mountinfo string) (string, bool) {
 	}
 	return part, part != ""
 }
-
-// unescape reverses the kernel's escapes for space, tab, newline and backslash.
-var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace
 
 // CgroupProcs lists the processes of a cgroup and its descendants, ascending. The path has the form
 // of systemd and /proc/PID/cgroup, "/collectors/1", or is absolute under the mount,

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/internal/mountinfo"
 	"github.com/weir-project/weir/internal/nstest"
 )
 
@@ -57,7 +58,7 @@ func TestParseMountinfo(t *testing.T) {
 		{"", ""},
 		{"garbage - cgroup2 x rw\n", ""},
 	} {
-		if got, ok := cgroupRoot(c.in); got != c.want || ok != (c.want != "") {
+		if got, ok := cgroupRoot(mountinfo.Parse(c.in)); got != c.want || ok != (c.want != "") {
 			t.Errorf("%q: got %q, %v; want %q", c.in, got, ok, c.want)
 		}
 	}

@@ -8,23 +8,22 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
+	"unicode"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/mountinfo"
 )
 
 // At returns the mount point of a file system in this mount namespace, or "".
 func At(device uint64) string {
-	text, err := os.ReadFile("/proc/thread-self/mountinfo")
-	if err != nil {
-		return ""
-	}
+	all, _ := mountinfo.Read()
 	want := fmt.Sprintf("%d:%d", unix.Major(device), unix.Minor(device))
-	for line := range strings.Lines(string(text)) {
-		if f := strings.Fields(line); len(f) > 4 && f[2] == want {
-			return f[4]
+	for _, m := range all {
+		if m.Device == want {
+			return m.Point
 		}
 	}
 	return ""
@@ -32,11 +31,10 @@ func At(device uint64) string {
 
 // Of returns the mount points of the file systems of a type in this mount namespace.
 func Of(kind string) (out []string) {
-	text, _ := os.ReadFile("/proc/thread-self/mountinfo")
-	for line := range strings.Lines(string(text)) {
-		f := strings.Fields(line)
-		if i := slices.Index(f, "-"); len(f) > 4 && i > 0 && len(f) > i+1 && f[i+1] == kind {
-			out = append(out, f[4])
+	all, _ := mountinfo.Read()
+	for _, m := range all {
+		if m.Type == kind {
+			out = append(out, m.Point)
 		}
 	}
 	return out
@@ -45,11 +43,10 @@ func Of(kind string) (out []string) {
 // Above returns the mount point above a path.
 func Above(path string) string {
 	best := "/"
-	text, _ := os.ReadFile("/proc/thread-self/mountinfo")
-	for line := range strings.Lines(string(text)) {
-		f := strings.Fields(line)
-		if len(f) > 4 && len(f[4]) > len(best) && (f[4] == path || strings.HasPrefix(path, f[4]+"/")) {
-			best = f[4]
+	all, _ := mountinfo.Read()
+	for _, m := range all {
+		if len(m.Point) > len(best) && (m.Point == path || strings.HasPrefix(path, m.Point+"/")) {
+			best = m.Point
 		}
 	}
 	return best
@@ -58,15 +55,14 @@ func Above(path string) string {
 // OfIPNetns returns the name of the network namespace if ip netns exec started this process, else "". That command
 // mounts a sysfs with this name over /sys (netns_switch in iproute2's lib/namespace.c) for its child's lifetime.
 func OfIPNetns() string {
-	text, err := os.ReadFile("/proc/thread-self/mountinfo")
+	all, err := mountinfo.Read()
 	if err != nil {
 		return ""
 	}
 	name := ""
-	for line := range strings.Lines(string(text)) {
-		f := strings.Fields(line)
-		if i := slices.Index(f, "-"); len(f) > 4 && f[4] == "/sys" && i > 0 && len(f) > i+2 && f[i+1] == "sysfs" {
-			name = f[i+2] // the last one is on top
+	for _, m := range all {
+		if m.Point == "/sys" && m.Type == "sysfs" {
+			name = m.Source // the last one is on top
 		}
 	}
 	if strings.Contains(name, "/") {
@@ -115,9 +111,19 @@ func ReadOnlyBPF(path string) bool {
 // Uncover describes how to reach a path hidden by another mount. at is the mount point of its file system.
 func Uncover(path, at string) string {
 	if strings.HasPrefix(path, at) {
-		return "umount " + at
+		return "umount " + Word(at)
 	}
-	return fmt.Sprintf("they are at %s: mount --bind %s %s", at, at, filepath.Dir(path))
+	return fmt.Sprintf("they are at %s: mount --bind %s %s", at, Word(at), Word(filepath.Dir(path)))
+}
+
+// Word quotes a path for a shell if it needs that.
+func Word(path string) string {
+	if strings.IndexFunc(path, func(r rune) bool {
+		return !strings.ContainsRune("/._-+@%:,=", r) && !unicode.IsLetter(r) && !unicode.IsDigit(r)
+	}) < 0 {
+		return path
+	}
+	return "'" + strings.ReplaceAll(path, "'", `'\''`) + "'"
 }
 
 // Visible reports whether this process may look into a directory.
