@@ -5,6 +5,7 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -445,7 +446,7 @@ func TestForeignObjectsInARecord(t *testing.T) {
 	l.writeRecord(rec)
 	for range 2 { // the second Restore meets the pins of the first
 		lacks, err := l.Restore(i, func(name string) bool { return name != "theirs_map" })
-		if err != nil || strings.Join(lacks, " ") != mapPrefix+"zz "+linkPrefix+"dev" {
+		if err != nil || strings.Join(lacks, " ") != linkPrefix+"dev" {
 			t.Errorf("restored but for %q, %v", lacks, err)
 		}
 		if now, err := theirs.Info(); err != nil || newTarget(now).Where == 0 {
@@ -462,18 +463,51 @@ func TestForeignObjectsInARecord(t *testing.T) {
 	}
 }
 
-// A map pinned outside the root is another's, also one with a name of weir's: another root has such maps. Neither a
-// second mount of the root's file system nor a second pin in the root is outside.
-func TestMapOfAnotherRootInARecord(t *testing.T) {
-	other := newRoot(t)
-	theirs := lock(t, other)
-	from, _ := publishHere(t, theirs)
-	their, ok := theirs.recorded(from)
+// mapOfAnotherRoot publishes a map at another root, with or without a program, and returns its ID.
+func mapOfAnotherRoot(t *testing.T, path string, used bool) ebpf.MapID {
+	t.Helper()
+	r := OpenRoot(path)
+	l := lock(t, r)
+	defer l.Unlock()
+	from := instance
+	if used {
+		from, _ = publishHere(t, l)
+	} else if err := publishWith(l, from, 1, nil); err != nil {
+		t.Fatal(err)
+	}
+	rec, ok := l.recorded(from)
 	if !ok {
 		t.Fatal("no record")
 	}
-	theirs.Unlock()
-	r := OpenRoot(other.path + "x")
+	return rec.Maps["a"]
+}
+
+// A map of another root has a name of weir's. If a program uses it, it is another's wherever it is pinned, even below
+// another mount. Else it must have no pin outside the root. Neither a second mount of the root's file system nor a second
+// pin in the root is outside.
+func TestMapOfAnotherRootInARecord(t *testing.T) {
+	r := newRoot(t)
+	nstest.Enter(t)
+	spaced, covered := filepath.Join(t.TempDir(), "my bpf"), t.TempDir()
+	if err := errors.Join(os.Mkdir(spaced, 0o700), unix.Mount("bpf", spaced, "bpf", 0, ""), unix.Mount("bpf", covered, "bpf", 0, "")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, at := range []string{covered, covered, spaced} {
+			_ = unix.Unmount(at, unix.MNT_DETACH)
+		}
+	})
+	theirs := map[string]ebpf.MapID{
+		"used":        mapOfAnotherRoot(t, r.path+"y", true),
+		"unused":      mapOfAnotherRoot(t, r.path+"z", false),
+		"spaced":      mapOfAnotherRoot(t, filepath.Join(spaced, "used"), true),
+		"spacedplain": mapOfAnotherRoot(t, filepath.Join(spaced, "unused"), false),
+		"covered":     mapOfAnotherRoot(t, filepath.Join(covered, "used"), true),
+	}
+	t.Cleanup(func() { _ = errors.Join(os.RemoveAll(r.path+"y"), os.RemoveAll(r.path+"z")) })
+	if err := unix.Mount("none", covered, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
 	l := lock(t, r)
 	defer l.Unlock()
 	i, _ := publishHere(t, l)
@@ -495,13 +529,18 @@ func TestMapOfAnotherRootInARecord(t *testing.T) {
 	if !ok {
 		t.Fatal("no record")
 	}
-	rec.Maps["zz"] = their.Maps["a"]
+	maps.Copy(rec.Maps, theirs)
 	l.writeRecord(rec)
-	if lacks, err := l.Restore(i, anyMap); err != nil || strings.Join(lacks, " ") != mapPrefix+"zz" {
+	if lacks, err := l.Restore(i, anyMap); err != nil || strings.Join(lacks, " ") != mapPrefix+"spacedplain "+mapPrefix+"unused" {
 		t.Errorf("restored but for %q, %v", lacks, err)
 	}
-	if _, err := os.Stat(filepath.Join(r.dir(i), mapPrefix+"zz")); err == nil {
-		t.Error("the map of the other root is pinned")
+	for name := range theirs {
+		if _, err := os.Stat(filepath.Join(r.dir(i), mapPrefix+name)); err == nil {
+			t.Errorf("the map %s of the other root is pinned", name)
+		}
+	}
+	if rec, _ := l.recorded(i); len(rec.Maps) != 3 {
+		t.Errorf("recorded maps %v, want a, spacedplain and unused", rec.Maps)
 	}
 	if err := errors.Join(l.Remove(i), l.Remove(second)); err != nil {
 		t.Error(err)

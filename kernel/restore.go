@@ -73,9 +73,10 @@ func (l *WriteLock) recorded(i Instance) (record, bool) {
 
 // Restore completes a damaged instance from its living parts. It pins maps and links still held by a program, a process
 // or another link, attaches detached links again with their programs, and restores meta from the record. lacks names the
-// pins lost for good. The instance then exists without them. A forged or copied record can name any object of the host, so
-// a map must have one of weir's names in the kernel (named) and no pin outside the root, and a program must use a map of
-// the instance.
+// pins lost for good. The instance then exists without them. A forged or copied record can name any object of the host. So
+// a program must use a map of the instance, and a program of the instance must use a map. If no program uses a map, it
+// must have no pin outside the root. Each map must have one of weir's names in the kernel (named). Restore drops entries
+// with maps of other programs: the instance works without them.
 func (l *WriteLock) Restore(i Instance, named func(mapName string) bool) (lacks []string, err error) {
 	rec, ok := l.recorded(i)
 	if !ok {
@@ -130,12 +131,18 @@ func (l *WriteLock) makeRestored(dir string) error {
 
 func (l *WriteLock) restoreMaps(dir string, rec record, named func(string) bool) (lacks []string, err error) {
 	outside := sync.OnceValue(func() map[ebpf.MapID]bool { return confined.MapsOutside(l.path, mounts.Of("bpf")) })
+	claim := sync.OnceValue(func() *confined.Claim { return confined.NewClaim(l.path, dir, maps.Values(rec.Maps)) }) // by the pins found at first
 	for _, name := range slices.Sorted(maps.Keys(rec.Maps)) {
 		path := filepath.Join(dir, mapPrefix+name)
 		if _, err := os.Stat(path); err == nil {
 			continue
 		}
-		m, err := liveMap(rec.Maps[name], named, outside)
+		own, known := claim().Of(rec.Maps[name])
+		if known && !own {
+			delete(rec.Maps, name) // a wrong entry is no damage
+			continue
+		}
+		m, err := liveMap(rec.Maps[name], named, func(id ebpf.MapID) bool { return !known && outside()[id] })
 		if err != nil {
 			lacks = append(lacks, mapPrefix+name)
 			continue
@@ -150,13 +157,13 @@ func (l *WriteLock) restoreMaps(dir string, rec record, named func(string) bool)
 }
 
 // liveMap finds a living map without a pin. It rejects a map of another feature or program.
-func liveMap(id ebpf.MapID, named func(string) bool, outside func() map[ebpf.MapID]bool) (*ebpf.Map, error) {
+func liveMap(id ebpf.MapID, named func(string) bool, outside func(ebpf.MapID) bool) (*ebpf.Map, error) {
 	m, err := ebpf.NewMapFromID(id)
 	if err != nil {
 		return nil, err
 	}
 	info, err := m.Info()
-	if err == nil && (!named(info.Name) || outside()[id]) {
+	if err == nil && (!named(info.Name) || outside(id)) {
 		err = fmt.Errorf("map %d %q belongs to another program", id, info.Name)
 	}
 	if err != nil {
