@@ -60,7 +60,7 @@ type Agent struct {
 	// Lock order: mu, pairing.mu, DataPath.mu, the lock of package packetbuf, bufferDevice.mu, the lock of package peer.
 	mu        sync.Mutex
 	backends  map[move.Backend]*peer.Conn
-	rejected  map[*peer.Conn]string // why, of those with a rejected registration
+	rejected  map[*peer.Conn]string // reasons of rejected registrations
 	timers    map[Key]*time.Timer
 	early     map[Key]*early
 	loads     map[loadKey]uint32
