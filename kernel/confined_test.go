@@ -120,16 +120,23 @@ func TestSecondNamesInRecords(t *testing.T) {
 	}
 }
 
+// besideForeign returns the root of another program, which has an instance with a link, and a second root.
+func besideForeign(t *testing.T) (foreign, r *Root, theirs Instance) {
+	t.Helper()
+	foreign, r = newRoot(t), OpenRoot(newRoot(t).path+"x")
+	t.Cleanup(func() { os.RemoveAll(r.path) })
+	other := lock(t, foreign)
+	defer other.Unlock()
+	theirs, ln := publishHere(t, other)
+	ln.Close()
+	return foreign, r, theirs
+}
+
 // A second name of another program's pin gives nobody rights to it, and a removal of that name does not detach its link.
 func TestSecondNamesOfPins(t *testing.T) {
 	ownRecords(t)
 	nstest.Enter(t)
-	foreign, r := newRoot(t), OpenRoot(newRoot(t).path+"x")
-	t.Cleanup(func() { os.RemoveAll(r.path) })
-	other := lock(t, foreign)
-	theirs, ln := publishHere(t, other)
-	ln.Close()
-	other.Unlock()
+	foreign, r, theirs := besideForeign(t)
 	if err := r.Prepare(t.Context(), nobody, nobody); err != nil {
 		t.Fatal(err)
 	}
@@ -225,12 +232,7 @@ func TestPrepare(t *testing.T) {
 func TestForeignPins(t *testing.T) {
 	ownRecords(t)
 	nstest.Enter(t)
-	foreign, r := newRoot(t), OpenRoot(newRoot(t).path+"x")
-	t.Cleanup(func() { os.RemoveAll(r.path) })
-	other := lock(t, foreign)
-	theirs, ln := publishHere(t, other)
-	ln.Close()
-	other.Unlock()
+	foreign, r, theirs := besideForeign(t)
 	attached := func(what string) {
 		t.Helper()
 		o, err := foreign.Open(theirs)
