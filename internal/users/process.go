@@ -113,7 +113,7 @@ func (id *Identity) SysProcAttr() *syscall.SysProcAttr {
 }
 
 // Confine prevents programs started by this thread from gaining privileges by set-user-ID programs
-// or file capabilities. As root, it also removes the capabilities missing in the process of the
+// or file capabilities, and from inheriting descriptors that are open now. As root, it also removes the capabilities missing in the process of the
 // identity. It is irreversible, so discard the thread afterwards.
 func (id *Identity) Confine() error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
@@ -121,7 +121,7 @@ func (id *Identity) Confine() error {
 	}
 	// A setuid(2) by another user than root keeps ambient and inheritable capabilities, for example those of a unit's
 	// AmbientCapabilities=.
-	if err := inheritNothing(); err != nil {
+	if err := errors.Join(inheritNothing(), closeOnExec()); err != nil {
 		return err
 	}
 	if id.limit == nil || id.Credential.Uid != 0 {

@@ -52,7 +52,19 @@ func grant(limit guard.Limit, as string, argv []string) error {
 	if err != nil {
 		return err
 	}
-	// Duplicate to two consecutive descriptors without close-on-exec.
+	env := os.Environ()
+	var id users.Identity
+	if as != "" {
+		if id, err = users.Find(as); err != nil {
+			return fmt.Errorf("--user %s: %w", as, err)
+		}
+		env = id.Environ()
+		runtime.LockOSThread() // no_new_privs is a property of this thread, and exec continues this thread
+		if err := errors.Join(id.Confine(), users.LeaveTerminal()); err != nil {
+			return err
+		}
+	}
+	// After Confine: duplicate to two consecutive descriptors without close-on-exec.
 	first, err := unix.FcntlInt(g.Program.Fd(), unix.F_DUPFD, 3)
 	if err != nil {
 		return err
@@ -61,17 +73,8 @@ func grant(limit guard.Limit, as string, argv []string) error {
 	if err != nil {
 		return err
 	}
-	env := append(os.Environ(), fmt.Sprintf("%s=%d,%d", guard.GrantEnv, first, second))
+	env = append(env, fmt.Sprintf("%s=%d,%d", guard.GrantEnv, first, second))
 	if as != "" {
-		id, err := users.Find(as)
-		if err != nil {
-			return fmt.Errorf("--user %s: %w", as, err)
-		}
-		env = append(id.Environ(), env[len(env)-1])
-		runtime.LockOSThread() // no_new_privs is a property of this thread, and exec continues this thread
-		if err := id.Confine(); err != nil {
-			return err
-		}
 		groups := make([]int, len(id.Credential.Groups))
 		for i, n := range id.Credential.Groups {
 			groups[i] = int(n)
