@@ -58,7 +58,10 @@ func (s *socketPaths) failure() error {
 func (s *socketPaths) watch(ctx context.Context, log *slog.Logger) {
 	for range (feature.Loop{Every: checkEvery, Later: true}).Turns(ctx) {
 		for _, p := range s.paths {
-			_, err := os.Lstat(p)
+			st, err := os.Lstat(p)
+			if err == nil && st.Mode().Type() != fs.ModeSocket { // nobody can connect to it either
+				err = fs.ErrNotExist
+			}
 			s.note(p, err, log)
 		}
 	}
