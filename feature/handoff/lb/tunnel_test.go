@@ -280,6 +280,12 @@ func TestLocate(t *testing.T) {
 			t.Errorf("%s is at %+v, want %s", a, p, want)
 		}
 	}
+	// Packets to these addresses would reach every host on the segment.
+	for _, a := range []string{"10.2.1.255", "ff02::1"} {
+		if err := sc.f.ns.Do(func() error { _, err := locate.Find(netip.MustParseAddr(a)); return err }); err == nil || !strings.Contains(err.Error(), "give the backend's") {
+			t.Errorf("%s: %v", a, err)
+		}
+	}
 	err := sc.f.ns.Do(func() error { _, err := locate.Find(netip.MustParseAddr("10.2.1.77")); return err })
 	if err == nil || !strings.Contains(err.Error(), "is the backend up?") {
 		t.Errorf("%v", err)

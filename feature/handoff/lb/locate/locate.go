@@ -85,6 +85,9 @@ func Find(a netip.Addr) (Location, error) {
 	if r.Type == unix.RTN_LOCAL {
 		return Location{}, fmt.Errorf("backend at %s: the address is the load balancer's own: give the backend's", a)
 	}
+	if r.Type != unix.RTN_UNICAST && r.Type != unix.RTN_UNSPEC { // all hosts of a segment would get its packets
+		return Location{}, fmt.Errorf("backend at %s: not a unicast address by the routes here: give the backend's", a)
+	}
 	l, err := netlink.LinkByIndex(r.LinkIndex)
 	if err != nil {
 		return Location{}, fmt.Errorf("backend at %s: %w", a, err)
@@ -103,6 +106,9 @@ func Find(a netip.Addr) (Location, error) {
 	mac, err := neighbour(l, a)
 	if err != nil {
 		return Location{}, fmt.Errorf("backend at %s: %w", a, err)
+	}
+	if mac[0]&1 == 1 {
+		return Location{}, fmt.Errorf("backend at %s: its MAC address %s is a group's: remove the neighbour entry (ip neigh)", a, mac)
 	}
 	return Location{Interface: r.LinkIndex, Device: l.Attrs().Name, MAC: mac, MTU: mtu}, nil
 }
