@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/internal/users"
 	"github.com/weir-project/weir/kernel"
 )
@@ -101,8 +102,10 @@ func (h *Host) Unconfirmed() (*Unconfirmed, error) {
 		err = json.Unmarshal(text, u)
 	}
 	if err != nil {
-		return &Unconfirmed{Damaged: fmt.Sprintf("%s: %v", h.Root.KeptPath(keptChange), err)}, nil
+		return &Unconfirmed{Damaged: printable.OneLine(fmt.Sprintf("%s: %v", h.Root.KeptPath(keptChange), err))}, nil
 	}
+	// The owner of the records writes this file. Only a reader reports damage, and no text begins a line.
+	u.Damaged, u.Problem = "", printable.OneLine(u.Problem)
 	if u.Boot != kernel.BootID() {
 		return nil, nil // the pins ended with the previous boot
 	}
@@ -269,7 +272,7 @@ func (h *Host) rollBack(ctx context.Context, l *kernel.WriteLock, u *Unconfirmed
 	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 		return kernel.Stopped(ctx, err, fmt.Sprintf("half done: the change of %s is rolled back in part: %s", u.Since.Format(time.TimeOnly), RollbackRemedy))
 	} else if err != nil {
-		u.Problem, u.Retry = err.Error(), kernel.Boottime()+uint64(rollBackRetry)
+		u.Problem, u.Retry = printable.OneLine(err.Error()), kernel.Boottime()+uint64(rollBackRetry)
 		return errors.Join(fmt.Errorf("roll back the change of %s: %w", u.Since.Format(time.TimeOnly), err), u.keep(l))
 	}
 	kernel.Step("host:restored")

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -86,8 +87,9 @@ func (h *Host) noteUnderway() (*HalfDone, error) {
 		err = json.Unmarshal(text, d)
 	}
 	if err != nil {
-		return &HalfDone{Damaged: fmt.Sprintf("%s: %v", h.Root.KeptPath(keptUnderway), err)}, nil
+		return &HalfDone{Damaged: printable.OneLine(fmt.Sprintf("%s: %v", h.Root.KeptPath(keptUnderway), err))}, nil
 	}
+	d.Damaged = "" // only a reader reports damage
 	if d.Boot != kernel.BootID() {
 		return nil, nil // the pins ended with the previous boot
 	}

@@ -3,6 +3,7 @@
 package host
 
 import (
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -12,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/kernel"
 )
 
 // others are objects in place of a file of the records. Its owner can make them.
@@ -112,4 +115,53 @@ func TestRecordsThatStay(t *testing.T) {
 		t.Errorf("removed, and there is still %v, %v", all, err)
 	}
 	end()
+}
+
+// The owner of the records can write any text. Fields for output are not read from it, and no text begins a line.
+func TestTextsInRecords(t *testing.T) {
+	w, before, _ := confirmWorld(t)
+	was := w.saved()
+	edit := func(name string, change func(map[string]any)) {
+		t.Helper()
+		path, all := w.Root.KeptPath(name), map[string]any{}
+		text, err := os.ReadFile(path)
+		if err == nil {
+			err = json.Unmarshal(text, &all)
+		}
+		change(all)
+		if text, merr := json.Marshal(all); errors.Join(err, merr) != nil || os.WriteFile(path, text, 0o600) != nil {
+			t.Fatal(err, merr)
+		}
+	}
+	w.apply(w.after(time.Hour))
+	edit(keptChange, func(all map[string]any) {
+		all["damaged"], all["problem"] = "all is well\n! filter", "why\n! filter"
+	})
+	u, err := w.Unconfirmed()
+	if err != nil || !u.Waits() || strings.Contains(u.Finding().Text, "well") || !strings.Contains(u.Finding().Text, "why; ! filter") {
+		t.Errorf("%+v, %v", u, err)
+	}
+	w.rollback()
+	w.wantBefore("rolled back", was)
+
+	w.apply(w.after(time.Hour))
+	if err := os.WriteFile(w.Root.KeptPath(keptChange), []byte("{\"since\": \"a\\n! filter\"}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Confirm(t.Context()); err == nil || strings.Contains(err.Error(), "\n") {
+		t.Errorf("confirm of an unreadable change: %v", err)
+	}
+	w.apply(before)
+
+	text, err := json.Marshal(HalfDone{Since: time.Now(), Boot: kernel.BootID(), Damaged: "all is well\n! filter"})
+	if err == nil {
+		err = os.WriteFile(w.Root.KeptPath(keptUnderway), text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d, err := w.HalfDone(); err != nil || d == nil || d.Damaged != "" {
+		t.Errorf("%+v, %v", d, err)
+	}
+	w.apply(before)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/internal/users"
 	"github.com/weir-project/weir/kernel/internal/confined"
 )
@@ -145,7 +146,7 @@ func (c *Checker) close() {
 }
 
 func fault(i Instance, kind FaultKind, format string, a ...any) Fault {
-	return Fault{Instance: i, Feature: i.Feature, Object: i.describe(), Kind: kind, Text: fmt.Sprintf(format, a...), Remedy: remedyApply}
+	return Fault{Instance: i, Feature: i.Feature, Object: i.describe(), Kind: kind, Text: printable.OneLine(fmt.Sprintf(format, a...)), Remedy: remedyApply}
 }
 
 // NotAttached returns the fault of an instance with a missing attachment.

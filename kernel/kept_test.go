@@ -72,3 +72,37 @@ func TestDamagedRecordIsReplaced(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// The owner of the records can write any names. They become no paths, and texts stay in one line.
+func TestNamesInRecords(t *testing.T) {
+	ownRecords(t)
+	r := newRoot(t)
+	l := lock(t, r)
+	defer l.Unlock()
+	i, _ := publishHere(t, l)
+	rec, ok := l.recorded(i)
+	if !ok {
+		t.Fatal("no record")
+	}
+	for _, name := range []string{"../../other", "a\n! all is well", "a.b", ""} {
+		rec.Maps[name], rec.Links[name] = 1, linkRecord{ID: 1}
+		forged := rec
+		forged.Instance.Name = name
+		l.writeRecord(forged) // fails with a slash
+	}
+	l.writeRecord(rec)
+	r.Remark(i, "why", "a reason\n! all is well")
+	if got := r.Remarks(i, "why"); got != "a reason; ! all is well" {
+		t.Errorf("remark %q", got)
+	}
+	if rec, ok := l.recorded(i); !ok || len(rec.Maps) != 1 || len(rec.Links) != 1 {
+		t.Errorf("recorded %+v", rec)
+	}
+	wantKinds(t, r, "no entry is a pin")
+	if all, err := r.Known(i.Feature); err != nil || len(all) != 1 {
+		t.Errorf("known instances %q, %v", all, err)
+	}
+	if err := l.Remove(i); err != nil {
+		t.Error(err)
+	}
+}

@@ -19,6 +19,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel/internal/confined"
 	"github.com/weir-project/weir/kernel/internal/mounts"
 )
@@ -258,10 +259,16 @@ func (r *Root) readRecord(path string) (rec record, err error) {
 	if err == nil {
 		err = json.Unmarshal(b, &rec)
 	}
+	if err == nil {
+		err = rec.Instance.validate()
+	}
 	var m Meta
 	if err == nil && m.unmarshal(rec.Meta) == nil {
 		rec.cookie = m.Cookie
 	}
+	// Names of pins become paths and texts.
+	maps.DeleteFunc(rec.Maps, func(name string, _ ebpf.MapID) bool { return !validName(name) })
+	maps.DeleteFunc(rec.Links, func(name string, _ linkRecord) bool { return !validName(name) })
 	return rec, err
 }
 
@@ -319,7 +326,7 @@ func (r *Root) Known(feature string) ([]Instance, error) {
 			continue
 		}
 		// weir's own names begin with @, and no name contains a +.
-		if i := (Instance{Scope: f[0], Feature: f[1], Name: f[2]}); recordName(i) == e.Name() && !slices.Contains(all, i) &&
+		if i := (Instance{Scope: f[0], Feature: f[1], Name: f[2]}); recordName(i) == e.Name() && i.validate() == nil && !slices.Contains(all, i) &&
 			(i.Scope == HostScope || !othersNow(i.Scope, func(string) uint64 { return r.netnsCookie(i) })) {
 			all = append(all, i)
 		}
@@ -364,11 +371,11 @@ func (r *Root) Remark(i Instance, key, text string) {
 	}
 }
 
-// Remarks returns the text stored by Remark, or "".
+// Remarks returns the text stored by Remark in one line, or "".
 func (r *Root) Remarks(i Instance, key string) string {
 	b, err := r.files().ReadFile(filepath.Join(r.remarksPath(i), key))
 	if err != nil {
 		return ""
 	}
-	return string(b)
+	return printable.OneLine(string(b))
 }

@@ -102,7 +102,7 @@ apply the previous file.`,
 }
 
 func printDone(cmd *cobra.Command, d host.Done) {
-	fmt.Fprint(cmd.OutOrStdout(), d.Step)
+	fmt.Fprint(cmd.OutOrStdout(), fmt.OneLine(d.Step.String())) // a saved state may have any names
 	if d.Note != "" {
 		fmt.Fprintf(cmd.OutOrStdout(), " (%s)", d.Note)
 	}

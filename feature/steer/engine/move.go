@@ -115,6 +115,9 @@ func FinishMove(l *kernel.WriteLock) error {
 	if err == nil {
 		err = json.Unmarshal(text, &m)
 	}
+	if err == nil && !kernel.ValidName(m.Service) {
+		err = fmt.Errorf("service %q has an invalid name", m.Service)
+	}
 	if err != nil {
 		return errors.Join(fmt.Errorf("the note of a killed change of engine was unreadable, and is removed: %s: %w: run weir apply again", l.KeptPath(KeptMove), err), l.Forget(KeptMove))
 	}
