@@ -132,7 +132,13 @@ func (h *Host) applyLocked(ctx context.Context, l *kernel.WriteLock, c *Config, 
 		u = nil
 	}
 	if u.Waits() && u.Left <= 0 { // no process was running to do it
-		if err := h.rollBack(ctx, l, u, each); err != nil {
+		err := h.rollBack(ctx, l, u, each)
+		if errors.Is(err, errNoState) { // nothing can roll it back any more, and this file replaces it
+			c.warn(printable.OneLine(err.Error()))
+			h.warnIf("the unconfirmed change is ignored", forgetChange(l))
+			u, err = nil, nil
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -30,6 +30,7 @@ const (
 var (
 	errUnconfirmed = errors.New("a change waits to be confirmed")
 	errNoChange    = errors.New("no change waits to be confirmed")
+	errNoState     = errors.New("read the state before the change")
 )
 
 // rollBackRetry is the delay before a failed rollback is retried.
@@ -293,7 +294,7 @@ func (h *Host) restore(ctx context.Context, l *kernel.WriteLock, each func(Done)
 		err = json.Unmarshal(text, &saved)
 	}
 	if err != nil {
-		return fmt.Errorf("read the state before the change, %s: %w: weir confirm keeps the change", h.Root.KeptPath(keptBefore), err)
+		return fmt.Errorf("%w, %s: %w: weir confirm keeps the change", errNoState, h.Root.KeptPath(keptBefore), err)
 	}
 	var errs []error
 	for _, f := range features {

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -62,6 +63,21 @@ func TestOtherObjectsInPlaceOfRecords(t *testing.T) {
 		}
 		removed(what+", confirm", keptChange, keptBefore)
 		w.apply(before)
+
+		w.apply(w.after(time.Second))
+		plant(what, keptBefore)
+		nstest.Until(t, "the change is overdue", func() bool { u, err := w.Unconfirmed(); return err == nil && u.Left <= 0 })
+		warned := *before
+		var warnings []string
+		warned.Warned = func(text string) { warnings = append(warnings, text) }
+		w.apply(&warned)
+		removed(what+", apply without a saved state", all...)
+		if text := strings.Join(warnings, "\n"); !strings.Contains(text, w.Root.KeptPath(keptBefore)) {
+			t.Errorf("%s, apply without a saved state: warnings %q", what, text)
+		}
+		if steps := w.plan(before); len(steps) > 0 {
+			t.Errorf("%s, apply without a saved state: still to do: %q", what, steps)
+		}
 
 		w.apply(w.after(time.Hour))
 		plant(what, keptUnderway, keptApplied)

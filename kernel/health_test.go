@@ -529,6 +529,16 @@ func TestMapOfAnotherRootInARecord(t *testing.T) {
 	if !ok {
 		t.Fatal("no record")
 	}
+	rec.Maps["used"] = theirs["used"]
+	l.writeRecord(rec)
+	if lacks, err := l.Restore(i, anyMap); err != nil || len(lacks) > 0 {
+		t.Errorf("restored but for %q, %v", lacks, err)
+	}
+	if now, err := l.Open(i); err != nil {
+		t.Errorf("a wrong entry is not dropped: %v", err)
+	} else {
+		now.Close()
+	}
 	maps.Copy(rec.Maps, theirs)
 	l.writeRecord(rec)
 	if lacks, err := l.Restore(i, anyMap); err != nil || strings.Join(lacks, " ") != mapPrefix+"spacedplain "+mapPrefix+"unused" {

@@ -105,13 +105,12 @@ func (l *WriteLock) Restore(i Instance, named func(mapName string) bool) (lacks 
 	if err != nil {
 		return lacks, err
 	}
-	if len(lacks) == 0 {
-		l.note(i)
-		return nil, nil
-	}
 	if st, err := os.Stat(dir); err == nil {
 		rec.Dir = st.Sys().(*syscall.Stat_t).Ino
-		l.writeRecord(rec)
+		l.writeRecord(rec) // without wrong entries, else the instance would not open
+	}
+	if len(lacks) == 0 {
+		l.note(i)
 	}
 	return lacks, nil
 }
