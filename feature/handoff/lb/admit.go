@@ -3,8 +3,14 @@
 package lb
 
 import (
+	"errors"
 	"fmt"
 
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/feature/handoff/lb/locate"
+	"github.com/weir-project/weir/feature/handoff/lb/names"
+	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
@@ -28,15 +34,159 @@ func (a *Agent) admits(h peer.Hello) error {
 			return fmt.Errorf("backend %s has number %d: set handoff.backend.number to it, or change lb.backends", name, number)
 		}
 	}
-	if m := a.members[h.Number]; m != nil && m.Name != h.Name {
-		return fmt.Errorf("number %d belongs to backend %s: use another number", h.Number, m.Name)
-	}
-	for _, m := range a.members {
-		if m.Name == h.Name && m.Number != h.Number {
-			return fmt.Errorf("backend %s has number %d: a backend keeps its number", m.Name, m.Number)
+	return a.owns(h.Number, h.Name)
+}
+
+// owns returns an error if a number belongs to another backend, or the backend has another number. A number belongs to its
+// backend while it has a location, flows or a connection, also over a restart of this agent. The caller holds mu.
+func (a *Agent) owns(number move.Backend, name string) error {
+	for n, c := range a.backends {
+		switch {
+		case n == number && c.Peer.Name != name && a.unregistered[n]:
+			return fmt.Errorf("number %d is held by backend %s, connected from %s: use another number", number, c.Peer.Name, c.Remote())
+		case n != number && c.Peer.Name == name:
+			return fmt.Errorf("backend %s has number %d, connected from %s: a backend keeps its number", name, n, c.Remote())
 		}
 	}
+	o, owned := a.f.names.Owner(number)
+	switch there := a.pair.nameThere(number); {
+	case !owned && there != "" && there != name:
+		return fmt.Errorf("number %d belongs to backend %s at the partner: use another number", number, there)
+	case owned && o.Unknown():
+		return fmt.Errorf("number %d has flows of a backend of unknown name (data path of an earlier weir) at %s: connect from there, or use another number", number, o.Location)
+	case owned && o.Name != name && !a.absent[number]:
+		return fmt.Errorf("number %d belongs to backend %s: use another number", number, o.Name)
+	}
+	if n := a.f.names.Number(name); n != 0 && n != number {
+		return fmt.Errorf("backend %s has number %d: a backend keeps its number", name, n)
+	}
 	return nil
+}
+
+// adoptName gives a number to a backend at the partner, unless another one has it here. The partner knows names of an earlier
+// weir's numbers. The caller holds mu.
+func (a *Agent) adoptName(w peer.Member) error {
+	if o, owned := a.f.names.Owner(w.Number); !owned || !o.Unknown() {
+		if err := a.owns(w.Number, w.Name); err != nil {
+			return err
+		}
+	}
+	return a.take(w.Number, w.Name)
+}
+
+// take gives a number to a backend. The location and flows of an absent backend with the number go first. The caller holds mu.
+func (a *Agent) take(number move.Backend, name string) error {
+	if a.absent[number] {
+		if o, owned := a.f.names.Owner(number); owned && o.Name != name {
+			if err := errors.Join(a.f.vacate(number), a.f.places().Drop(number), a.f.dropFlows(number)); err != nil {
+				return fmt.Errorf("take number %d from absent backend %s: %w", number, o.Name, err)
+			}
+		}
+		delete(a.absent, number)
+	}
+	return a.f.names.Keep(number, name)
+}
+
+// isOther reports whether a number has another name at the partner. The caller holds mu.
+func (a *Agent) isOther(number move.Backend) bool {
+	o, owned := a.f.names.Owner(number)
+	there := a.pair.nameThere(number)
+	return owned && there != "" && there != o.Name && !o.Unknown()
+}
+
+// prove gives a number of an earlier weir's data path to the connected backend, if its connection comes from the number's
+// location. The data path itself tells its backend nothing else.
+func (a *Agent) prove(c *peer.Conn) error {
+	number := c.Peer.Number
+	o, owned := a.f.names.Owner(number)
+	if !owned || !o.Unknown() || c.Peer.Role != peer.BackendAgent || !a.o.Register {
+		return nil
+	}
+	var at locate.Location
+	err := a.f.ns.Do(func() (err error) { at, err = locate.Find(c.Remote()); return err })
+	if err != nil || o.Location == "" || at.Key().String() != o.Location {
+		return err // admits rejects it
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if again, _ := a.f.names.Owner(number); again != o || a.f.names.Number(c.Peer.Name) != 0 {
+		return nil
+	}
+	a.o.Log.Info("backend of earlier weir is back", "name", c.Peer.Name, "number", number, "location", o.Location)
+	return a.f.names.Keep(number, c.Peer.Name)
+}
+
+// keep notes the backend of a new connection as the owner of its number, before any flow can become known for it. The note goes
+// with the connection if the backend never registers. The caller holds mu.
+func (a *Agent) keep(h peer.Hello) error {
+	if _, owned := a.f.names.Owner(h.Number); !owned {
+		a.unregistered[h.Number] = true
+	}
+	return a.take(h.Number, h.Name)
+}
+
+// keepNamed notes the names of the file's backends. The file has precedence over earlier owners.
+func (a *Agent) keepNamed() (err error) {
+	for number, name := range a.names {
+		if o, owned := a.f.names.Owner(number); owned && !o.Unknown() && o.Name != name {
+			a.o.Log.Warn("lb.backends gives a number to another backend", "number", number, "name", name, "before", o.Name)
+		}
+		err = errors.Join(err, a.f.names.Keep(number, name))
+	}
+	var unknown []move.Backend
+	for _, number := range a.f.names.All() {
+		if o, _ := a.f.names.Owner(number); o.Unknown() {
+			unknown = append(unknown, number)
+		}
+	}
+	if len(unknown) > 0 {
+		a.o.Log.Warn("data path of an earlier weir without names of backends, their numbers stay closed until they are back or their flows are gone", "numbers", unknown)
+	}
+	return err
+}
+
+// freeNumbers frees numbers without a backend, location and flows: of registered backends after an absence of IdleTimeout, of
+// others at once. A number with a location is marked as absent then: the latest backend may still serve datagrams. owned are the
+// flows by number. The caller holds mu.
+func (a *Agent) freeNumbers(owned map[move.Backend]int) (err error) {
+	if !a.o.Manage {
+		return nil
+	}
+	placed := a.f.places().Placed()
+	for _, number := range a.f.names.All() {
+		o, _ := a.f.names.Owner(number)
+		delete(a.absent, number)
+		switch {
+		case a.members[number] != nil || a.backends[number] != nil || a.names[number] != "" || owned[number] > 0:
+		case placed[number]:
+			a.absent[number] = !o.Unknown() && a.away(number) >= a.o.IdleTimeout
+		case o.Unknown() || a.unregistered[number] || a.away(number) >= a.o.IdleTimeout:
+			a.o.Log.Info("number of absent backend is free", "number", number, "name", o.Name)
+			delete(a.unregistered, number)
+			err = errors.Join(err, a.f.names.Free(number))
+		}
+	}
+	return err
+}
+
+// openNames opens the names of an earlier data path's backends. A data path of an earlier weir has none: its numbers with a
+// location or flows then belong to backends of unknown name.
+func (f *DataPath) openNames(share map[string]*ebpf.Map) (err error) {
+	pinned := share["lb_"+names.Pin]
+	if f.names, err = names.Open(pinned); err != nil || share == nil || pinned != nil {
+		return err
+	}
+	at := map[move.Backend]string{}
+	if err := f.Flows(func(_ Key, fl Flow) bool { at[fl.Owner] = ""; return true }); err != nil {
+		return err
+	}
+	for number, keys := range f.places().Locations() {
+		at[number] = keys[0].String()
+	}
+	for number, location := range at {
+		err = errors.Join(err, f.names.KeepUnknown(number, location))
+	}
+	return err
 }
 
 // silentAfter is the number of unanswered pings after which an agent's connection no longer blocks a duplicate.

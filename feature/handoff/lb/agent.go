@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/lb/loads"
 	"github.com/weir-project/weir/feature/handoff/lb/quota"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/feature/handoff/move"
@@ -58,24 +59,27 @@ type Agent struct {
 	openFor time.Duration // timeout of the partner's moves; tests shorten it
 
 	// Lock order: mu, pairing.mu, DataPath.mu, the lock of package packetbuf, bufferDevice.mu, the lock of package peer.
-	mu        sync.Mutex
-	backends  map[move.Backend]*peer.Conn
-	rejected  map[*peer.Conn]string // reasons of rejected registrations
-	timers    map[Key]*time.Timer
-	early     map[Key]*early
-	loads     map[loadKey]uint32
-	members   map[move.Backend]*member
-	news      bool // a member has changed since the latest announcement
-	kick      chan struct{}
-	left      map[move.Backend]time.Time // time of each agent's disconnection
-	forgotten map[move.Backend]string    // by number, removed after a long absence; the partner may still list them
-	began     time.Time
-	reports   quota.Reports
-	unasked   bool           // more unconfirmed flows than their share, see countUnasked
-	startup   *startup       // nil unless the data path is new and backends still have sessions to report
-	ended     bool           // Serve has returned and the data path may be closed: nobody may use it
-	asides    sync.WaitGroup // goroutines locating and checking backends
-	routes    routes         // used by tend alone
+	mu       sync.Mutex
+	backends map[move.Backend]*peer.Conn
+	rejected map[*peer.Conn]string // reasons of rejected registrations
+	timers   map[Key]*time.Timer
+	early    map[Key]*early
+	loads    loads.Loads
+	members  map[move.Backend]*member
+	news     bool // a member has changed since the latest announcement
+	kick     chan struct{}
+	left     map[move.Backend]time.Time // time of each agent's disconnection
+	// unregistered are numbers held by a connection alone, without a registration so far.
+	unregistered map[move.Backend]bool
+	absent       map[move.Backend]bool   // numbers with a location that another backend may take: see freeNumbers
+	forgotten    map[move.Backend]string // by number, removed after a long absence; the partner may still list them
+	began        time.Time
+	reports      quota.Reports
+	unasked      bool           // more unconfirmed flows than their share, see countUnasked
+	startup      *startup       // nil unless the data path is new and backends still have sessions to report
+	ended        bool           // Serve has returned and the data path may be closed: nobody may use it
+	asides       sync.WaitGroup // goroutines locating and checking backends
+	routes       routes         // used by tend alone
 }
 
 // NewAgent returns an agent for a data path. Without Manage the data path must already have its backends: see [DataPath.SetBackends].
@@ -94,7 +98,7 @@ func NewAgent(f *DataPath, o AgentOptions) (*Agent, error) {
 	}
 	a := &Agent{f: f, o: o, own: peer.Hello{Role: peer.LBAgent, Instance: peer.NewInstance(), Name: o.Name}, names: map[move.Backend]string{},
 		backends: map[move.Backend]*peer.Conn{}, rejected: map[*peer.Conn]string{}, timers: map[Key]*time.Timer{}, early: map[Key]*early{},
-		members: map[move.Backend]*member{}, kick: make(chan struct{}, 1), loads: map[loadKey]uint32{}, left: map[move.Backend]time.Time{}, forgotten: map[move.Backend]string{}, began: time.Now(), openFor: max(openFor, 2*o.MoveTimeout)}
+		members: map[move.Backend]*member{}, kick: make(chan struct{}, 1), left: map[move.Backend]time.Time{}, forgotten: map[move.Backend]string{}, unregistered: map[move.Backend]bool{}, absent: map[move.Backend]bool{}, began: time.Now(), openFor: max(openFor, 2*o.MoveTimeout)}
 	for _, h := range o.Backends {
 		a.names[h.Number] = h.Name
 	}
@@ -105,6 +109,9 @@ func NewAgent(f *DataPath, o AgentOptions) (*Agent, error) {
 		a.names[h.Number] = h.Name
 		h.Address = h.Address.Unmap()
 		a.members[h.Number] = &member{Managed: h, told: &h}
+	}
+	if err := a.keepNamed(); err != nil {
+		return nil, err
 	}
 	f.bufferFor, f.ended = a.o.BufferTimeout+slack, uint32(min(a.o.EndedTimeout.Milliseconds(), math.MaxUint32))
 	f.reclaim = uint16(min(math.Ceil((a.openFor - openFor).Seconds()), math.MaxUint16))
@@ -202,10 +209,16 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 		return
 	}
 	number := c.Peer.Number
+	if err := a.prove(c); err != nil {
+		a.o.Log.Warn("cannot locate backend of earlier weir", "name", c.Peer.Name, "number", number, "err", err)
+	}
 	a.mu.Lock()
 	err = a.admits(c.Peer)
 	if err == nil {
 		err = a.duplicate(c)
+	}
+	if err == nil {
+		err = a.keep(c.Peer)
 	}
 	if err != nil {
 		a.mu.Unlock()
@@ -215,7 +228,7 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 	}
 	if before := a.backends[number]; before != nil {
 		before.Close() // the backend's agent restarted, or only its side lost the connection
-		a.unload(number)
+		a.loads.Forget(number)
 	}
 	a.backends[number] = c
 	a.mu.Unlock()
@@ -228,7 +241,7 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 			break
 		}
 		if f.IsLoad {
-			a.noteLoad(c, f.Flow.Service, f.Load)
+			a.noteLoad(c, f)
 			continue
 		}
 		if err := a.handle(c, f); err != nil {
@@ -241,8 +254,16 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 	if a.backends[number] == c {
 		delete(a.backends, number)
 		a.left[number] = time.Now()
-		a.unload(number)
+		a.loads.Forget(number)
 		a.kicked()
+	}
+}
+
+func (a *Agent) noteLoad(c *peer.Conn, f peer.Frame) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.backends[c.Peer.Number] == c { // otherwise it is replaced
+		a.loads.Note(c.Peer.Number, f.Flow.Service, f.Load)
 	}
 }
 

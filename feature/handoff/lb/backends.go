@@ -9,11 +9,11 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
 	"github.com/weir-project/weir/feature/handoff/lb/locate"
+	"github.com/weir-project/weir/feature/handoff/lb/places"
 	"github.com/weir-project/weir/feature/handoff/lb/ring"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/feature/handoff/move"
@@ -37,6 +37,14 @@ type Backend struct {
 	Services  []int      // it gets new flows of these alone; nil: of all
 	Unserved  []int      // services without a member there: other backends, if any, get their new flows
 	Unwell    bool       // the backend loses reopened connections, and connections whose SYNs it leaves unanswered or resets
+}
+
+func (h Backend) key() locate.Key {
+	return locate.Location{Interface: h.Interface, MAC: h.MAC, Tunnel: h.Tunnel}.Key()
+}
+
+func (f *DataPath) places() places.Maps {
+	return places.Maps{MACs: f.maps.LbMacs, Tunnels: f.maps.LbTunnels}
 }
 
 func (h Backend) check() error {
@@ -150,8 +158,11 @@ func (f *DataPath) serves(backend move.Backend, service int) bool {
 	})
 }
 
-// occupy writes a backend's location. The backend is no longer vacant.
+// occupy writes a backend's name and location. The backend is no longer vacant.
 func (f *DataPath) occupy(h Backend) error {
+	if err := f.names.Keep(h.Number, h.Name); err != nil {
+		return err
+	}
 	if err := f.putBackend(h); err != nil {
 		return err
 	}
@@ -171,8 +182,7 @@ func (f *DataPath) putBackend(h Backend) error {
 		return fmt.Errorf("backend %s: %w", h.Name, err)
 	}
 	v := bpf.LBLbBackend{Ifindex: uint32(h.Interface), Mac: [6]uint8(h.MAC), From: from, Unwell: oneIf(h.Unwell)}
-	k := bpf.LBLbMacKey{Ifindex: uint32(h.Interface), Mac: [6]uint8(h.MAC)}
-	if err := errors.Join(f.maps.LbMacs.Put(k, uint32(h.Number)), f.maps.LbBackends.Put(uint32(h.Number), v)); err != nil {
+	if err := errors.Join(f.places().Put(h.key(), h.Number), f.maps.LbBackends.Put(uint32(h.Number), v)); err != nil {
 		return fmt.Errorf("backend %s: %w", h.Name, err)
 	}
 	return nil
@@ -187,8 +197,7 @@ func (f *DataPath) putTunnel(h Backend) error {
 	if far.Is6() {
 		v.Tunnel6 = 1
 	}
-	k := bpf.LBLbTunnelKey{Addr: far.As16()}
-	if err := errors.Join(f.maps.LbTunnels.Put(k, uint32(h.Number)), f.maps.LbBackends.Put(uint32(h.Number), v)); err != nil {
+	if err := errors.Join(f.places().Put(h.key(), h.Number), f.maps.LbBackends.Put(uint32(h.Number), v)); err != nil {
 		return fmt.Errorf("backend %s: %w", h.Name, err)
 	}
 	return nil
@@ -196,34 +205,12 @@ func (f *DataPath) putTunnel(h Backend) error {
 
 // dropBackends removes all other backends, and former locations of these.
 func (f *DataPath) dropBackends(backends []Backend) error {
-	macs, ends := map[bpf.LBLbMacKey]bool{}, map[bpf.LBLbTunnelKey]bool{}
-	stay := map[uint32]bool{}
+	keep, stay := map[locate.Key]bool{}, map[uint32]bool{}
 	for _, h := range backends {
 		stay[uint32(h.Number)] = true
-		if h.Tunnel.IsValid() {
-			ends[bpf.LBLbTunnelKey{Addr: h.Tunnel.As16()}] = true
-		} else {
-			macs[bpf.LBLbMacKey{Ifindex: uint32(h.Interface), Mac: [6]uint8(h.MAC)}] = true
-		}
+		keep[h.key()] = true
 	}
-	return errors.Join(f.vacateOthers(stay), dropEntries(f.maps.LbMacs, macs), dropEntries(f.maps.LbTunnels, ends))
-}
-
-func dropEntries[K comparable](m *ebpf.Map, keep map[K]bool) error {
-	var gone []K
-	var k K
-	var number uint32
-	it := m.Iterate()
-	for it.Next(&k, &number) {
-		if !keep[k] {
-			gone = append(gone, k)
-		}
-	}
-	err := it.Err()
-	for _, k := range gone {
-		err = errors.Join(err, m.Delete(k))
-	}
-	return err
+	return errors.Join(f.vacateOthers(stay), f.places().Keep(keep))
 }
 
 // vacateOthers vacates all backends outside stay. A backend may have a new number, or another backend its location. No other map
@@ -288,22 +275,11 @@ func (f *DataPath) removeBackend(number move.Backend) error {
 	return nil
 }
 
-// ownerOf returns the backend at a location in the data path, 0 for none.
-func (f *DataPath) ownerOf(p locate.Key) uint16 {
-	var number uint32
-	if p.Tunnel.IsValid() {
-		_ = f.maps.LbTunnels.Lookup(bpf.LBLbTunnelKey{Addr: p.Tunnel.As16()}, &number) // without an entry it stays 0
-	} else {
-		_ = f.maps.LbMacs.Lookup(bpf.LBLbMacKey{Ifindex: uint32(p.Interface), Mac: p.MAC}, &number)
-	}
-	return uint16(number)
-}
-
 // checkLocations returns an error for each location with two backends. The data path identifies a backend by its location.
 func checkLocations(backends []Backend) (errs []error) {
 	at := map[locate.Key]string{}
 	for _, h := range backends {
-		key := locate.Location{Interface: h.Interface, MAC: h.MAC, Tunnel: h.Tunnel}.Key()
+		key := h.key()
 		if o, taken := at[key]; taken {
 			errs = append(errs, fmt.Errorf("backend %s: location %s is backend %s's: give each backend a machine of its own", h.Name, key, o))
 		}

@@ -30,6 +30,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/lb/attachment"
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
 	"github.com/weir-project/weir/feature/handoff/lb/flow"
+	"github.com/weir-project/weir/feature/handoff/lb/names"
 	"github.com/weir-project/weir/feature/handoff/lb/report"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/feature/handoff/move"
@@ -81,6 +82,7 @@ type DataPath struct {
 	mu           sync.Mutex
 	backends     []Backend             // nil before SetBackends
 	vacant       map[move.Backend]bool // dropped by SetBackends, and not yet by removeBackend
+	names        *names.Names
 }
 
 // New creates a data path in the network namespace of the calling thread. It ends with Close or with this process. [Open] creates
@@ -126,6 +128,9 @@ func (f *DataPath) build(o Options, share map[string]*ebpf.Map) (err error) {
 		}
 	}
 	if err := f.load(share, o.StartupTimeout); err != nil {
+		return err
+	}
+	if err := f.openNames(share); err != nil {
 		return err
 	}
 	if err := f.maps.LbUsers.Put(uint32(0), uint64(oneIf(o.TunnelRootPorts))); err != nil {
@@ -216,6 +221,9 @@ func (f *DataPath) Close() {
 		f.coll.Close()
 	}
 	f.maps.Close()
+	if f.names != nil {
+		f.names.Close()
+	}
 	if f.ns != nil {
 		f.ns.Close()
 	}

@@ -72,6 +72,12 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) (err error) {
 			return fmt.Errorf("address %s is backend %s's", r.Address, o.Name)
 		}
 	}
+	if _, named := a.names[c.Peer.Number]; !named { // the partner may have named it since the connection began
+		if err := a.owns(c.Peer.Number, c.Peer.Name); err != nil {
+			return err
+		}
+	}
+	delete(a.unregistered, c.Peer.Number)
 	if m == nil {
 		m = &member{}
 		a.members[c.Peer.Number] = m

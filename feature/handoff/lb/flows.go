@@ -280,47 +280,24 @@ func (f *DataPath) countUnasked(n int) error {
 	return f.maps.LbRoom.Put(uint32(0), bpf.LBLbUnasked{Flows: int64(n), Counted: kernel.Monotonic()})
 }
 
-// flowBatch is the number of flows per batch lookup.
-const flowBatch = 2048
-
-// each calls yield with each flow until it returns false. It may skip a flow that ends meanwhile, and no other.
-func (f *DataPath) each(yield func(bpf.LBLbFlowKey, bpf.LBLbFlow) bool) error {
-	keys, values := make([]bpf.LBLbFlowKey, flowBatch), make([]bpf.LBLbFlow, flowBatch)
-	var at ebpf.MapBatchCursor
-	for {
-		n, err := f.maps.LbFlows.BatchLookup(&at, keys, values, nil)
-		switch last := errors.Is(err, ebpf.ErrKeyNotExist); {
-		case errors.Is(err, ebpf.ErrNotSupported): // only the first call fails so
-			return f.eachAlone(yield)
-		case err != nil && !last:
-			return fmt.Errorf("read flows: %w", err)
-		default:
-			for i := range n {
-				if !yield(keys[i], values[i]) {
-					return nil
-				}
-			}
-			if last {
-				return nil
-			}
+// dropFlows forgets the flows of a backend.
+func (f *DataPath) dropFlows(owner move.Backend) error {
+	var gone []Key
+	err := f.Flows(func(k Key, fl Flow) bool {
+		if fl.Owner == owner {
+			gone = append(gone, k)
+		}
+		return true
+	})
+	for _, k := range gone {
+		if e := f.maps.LbFlows.Delete(k.Raw()); e != nil && !errors.Is(e, ebpf.ErrKeyNotExist) {
+			err = errors.Join(err, fmt.Errorf("forget the flow of %s: %w", k.Client, e))
 		}
 	}
-}
-
-// eachAlone is each for kernels without batch lookup.
-func (f *DataPath) eachAlone(yield func(bpf.LBLbFlowKey, bpf.LBLbFlow) bool) error {
-	var k bpf.LBLbFlowKey
-	var v bpf.LBLbFlow
-	it := f.maps.LbFlows.Iterate()
-	for it.Next(&k, &v) {
-		if !yield(k, v) {
-			return nil
-		}
-	}
-	return it.Err()
+	return err
 }
 
 // Flows calls yield with each flow until it returns false.
 func (f *DataPath) Flows(yield func(Key, Flow) bool) error {
-	return f.each(func(k bpf.LBLbFlowKey, v bpf.LBLbFlow) bool { return yield(flow.ParseKey(k), flow.Parse(v)) })
+	return flow.Each(f.maps.LbFlows, func(k bpf.LBLbFlowKey, v bpf.LBLbFlow) bool { return yield(flow.ParseKey(k), flow.Parse(v)) })
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
 	"github.com/weir-project/weir/feature/handoff/lb/flow"
+	"github.com/weir-project/weir/feature/handoff/lb/names"
 	"github.com/weir-project/weir/feature/handoff/packetbuf"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -34,6 +35,10 @@ func newTable(t testing.TB, n int) *DataPath {
 		}
 		t.Cleanup(func() { (*m).Close() })
 	}
+	if f.names, err = names.Open(nil); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(f.names.Close)
 	fill(t, f, n)
 	return f
 }
@@ -55,7 +60,7 @@ func fill(t testing.TB, f *DataPath, n int) {
 // TestFlowsOnce checks that each flow is read once, even if others are forgotten meanwhile. Without
 // batches it checks the same for an unchanged table.
 func TestFlowsOnce(t *testing.T) {
-	const n = 3*flowBatch + 7
+	const n = 3*flow.Batch + 7
 	f := newTable(t, n)
 	seen := map[Key]int{}
 	see := func(k Key, fl Flow) bool {
@@ -75,7 +80,7 @@ func TestFlowsOnce(t *testing.T) {
 			t.Errorf("%s: %d flows, want %d", what, len(seen), n)
 		}
 	}
-	if err := f.eachAlone(func(k bpf.LBLbFlowKey, v bpf.LBLbFlow) bool { return see(flow.ParseKey(k), flow.Parse(v)) }); err != nil {
+	if err := flow.EachAlone(f.maps.LbFlows, func(k bpf.LBLbFlowKey, v bpf.LBLbFlow) bool { return see(flow.ParseKey(k), flow.Parse(v)) }); err != nil {
 		t.Error(err)
 	}
 	once("alone")
@@ -94,7 +99,7 @@ func TestFlowsOnce(t *testing.T) {
 	}
 	once("in batches")
 	few := 0
-	if err := f.Flows(func(Key, Flow) bool { few++; return few < flowBatch+3 }); err != nil || few != flowBatch+3 {
+	if err := f.Flows(func(Key, Flow) bool { few++; return few < flow.Batch+3 }); err != nil || few != flow.Batch+3 {
 		t.Errorf("%d flows, %v: want an end", few, err)
 	}
 }

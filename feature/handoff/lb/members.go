@@ -76,7 +76,7 @@ const (
 func (a *Agent) tend(ctx context.Context) {
 	var applied []Backend
 	var pinged time.Time
-	awaited, until := a.mayReturn(a.f.placed()), time.Now().Add(resumeTimeout)
+	awaited, until := a.mayReturn(a.f.places().Placed()), time.Now().Add(resumeTimeout)
 	if err := a.inherit(awaited); err != nil {
 		a.o.Log.Warn("cannot restore health of backends", "err", err)
 	}
@@ -134,26 +134,6 @@ func (a *Agent) inherit(placed map[move.Backend]bool) (err error) {
 
 // resumeTimeout is how long an agent with an earlier agent's data path waits for its backends.
 const resumeTimeout = 5 * time.Second
-
-func (f *DataPath) placed() map[move.Backend]bool {
-	out := f.tunnelled()
-	var number uint32
-	var k bpf.LBLbMacKey
-	for it := f.maps.LbMacs.Iterate(); it.Next(&k, &number); {
-		out[move.Backend(number)] = true
-	}
-	return out
-}
-
-func (f *DataPath) tunnelled() map[move.Backend]bool {
-	out := map[move.Backend]bool{}
-	var number uint32
-	var t bpf.LBLbTunnelKey
-	for it := f.maps.LbTunnels.Iterate(); it.Next(&t, &number); {
-		out[move.Backend(number)] = true
-	}
-	return out
-}
 
 func awaits(have []Backend, want map[move.Backend]bool) bool {
 	missing := len(want)
@@ -283,7 +263,7 @@ func (a *Agent) contest() {
 			found = append(found, locate.Found{Name: m.Name, Number: uint16(m.Number), Named: m.told != nil && m.told.Address.IsValid(), Since: m.since, At: m.location.Key()})
 		}
 	}
-	rivals := locate.Rivals(found, a.f.ownerOf)
+	rivals := locate.Rivals(found, a.f.places().Owner)
 	for _, m := range a.members {
 		rival := rivals[uint16(m.Number)]
 		if rival != m.rival && rival != "" {

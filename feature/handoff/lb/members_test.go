@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/handoff/lb/loads"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
@@ -435,7 +436,7 @@ func TestLoads(t *testing.T) {
 	say(0, 3)
 	say(1, 5)
 	shows(map[string]uint32{"four": 3, "six": 5})
-	say(1, nobody)
+	say(1, loads.Nobody)
 	shows(map[string]uint32{"four": 3})
 	// The host's agent restarts before the end of its old connection is noticed. Old and later
 	// loads from that connection do not count.
@@ -445,7 +446,7 @@ func TestLoads(t *testing.T) {
 	h = register(t, ca, at, "h1", 1, peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1})
 	h.hears(t, func(p peer.Peers) bool { return len(p.Members) == 1 })
 	shows(nil)
-	a.noteLoad(before, 0, 9)
+	a.noteLoad(before, peer.Frame{Flow: peer.Flow{Service: 0}, Load: 9})
 	shows(nil)
 	say(0, 4)
 	shows(map[string]uint32{"four": 4})

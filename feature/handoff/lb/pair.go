@@ -39,15 +39,15 @@ type pairing struct {
 	carriesSince atomic.Int64 // UnixNano of the latest packets of clients
 
 	mu    sync.Mutex
-	keys  map[Key]bool          // changed flows, not reported yet
-	said  map[Key]bool          // flows reported to or by the partner: it may have another owner for them
-	conn  *peer.Conn            // the partner's connection to this agent
-	lost  time.Time             // end of the latest connection
-	word  *peer.Pair            // the partner's latest report
-	names map[move.Backend]bool // the partner's backends; nil: not reported
-	rings map[int][]uint16      // the partner's ring of each service; nil: unknown
-	own   map[int][]uint16      // the rings here
-	all   bool                  // the partner's shares are unknown, and it gets all flows
+	keys  map[Key]bool            // changed flows, not reported yet
+	said  map[Key]bool            // flows reported to or by the partner: it may have another owner for them
+	conn  *peer.Conn              // the partner's connection to this agent
+	lost  time.Time               // end of the latest connection
+	word  *peer.Pair              // the partner's latest report
+	names map[move.Backend]string // the partner's backends; nil: not reported
+	rings map[int][]uint16        // the partner's ring of each service; nil: unknown
+	own   map[int][]uint16        // the rings here
+	all   bool                    // the partner's shares are unknown, and it gets all flows
 }
 
 func newPairing() *pairing {
@@ -146,6 +146,16 @@ func (d *pairing) hears(c *peer.Conn, yes bool) {
 	}
 }
 
+// nameThere returns the name of a number at the partner, "" for none.
+func (d *pairing) nameThere(number move.Backend) string {
+	if d == nil {
+		return ""
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.names[number]
+}
+
 func (a *Agent) pairWord() peer.Peers {
 	a.f.mu.Lock()
 	backends := slices.Clone(a.f.backends)
@@ -172,18 +182,20 @@ func (a *Agent) partnerSaid(p peer.Peers) {
 	if p.Pair == nil {
 		return
 	}
+	d := a.pair
+	d.mu.Lock()
+	d.names = map[move.Backend]string{}
+	for _, m := range p.Members {
+		d.names[m.Number] = m.Name
+	}
+	d.mu.Unlock()
 	a.adoptMembers(p.Members)
 	a.f.mu.Lock()
 	own := len(a.f.backends)
 	a.f.mu.Unlock()
-	d := a.pair
 	d.mu.Lock()
 	same := d.word != nil && reflect.DeepEqual(d.word.Ring, p.Pair.Ring)
 	d.word = p.Pair
-	d.names = map[move.Backend]bool{}
-	for _, m := range p.Members {
-		d.names[m.Number] = true
-	}
 	// A partner that has just started locates its backends one by one. Its rings are incomplete until then, and almost all flows
 	// would be reported by each of them.
 	if !same && len(p.Pair.Ring) > 0 && (d.rings != nil || d.all || len(p.Pair.Ring) >= own) {
@@ -247,7 +259,7 @@ func (a *Agent) adoptMembers(members []peer.Member) {
 		m := a.members[w.Number]
 		if m == nil {
 			taken := slices.ContainsFunc(slices.Collect(maps.Values(a.members)), func(o *member) bool { return o.Name == w.Name || o.Address == w.Address })
-			if !a.o.Register || taken || !w.Connected && a.forgotten[w.Number] == w.Name || !w.Address.IsValid() || w.Number == 0 || w.Number > MaxBackends {
+			if !a.o.Register || taken || !w.Connected && a.forgotten[w.Number] == w.Name || !w.Address.IsValid() || w.Number == 0 || w.Number > MaxBackends || a.adoptName(w) != nil {
 				continue
 			}
 			m = &member{Managed: Managed{Number: w.Number, Name: w.Name}}

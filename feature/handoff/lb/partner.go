@@ -244,6 +244,9 @@ func (a *Agent) adopt(r peer.FlowRecord) error {
 	k := keyOfRecord(r)
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if !r.Gone && a.isOther(r.Owner) {
+		return nil // the flows of one backend must not go to another one: weir lb status shows both
+	}
 	seen := kernel.Monotonic() - min(kernel.Monotonic(), uint64(r.Age))
 	fl, err := a.f.Flow(k)
 	a.pair.knownThere(k, r.Gone, err == nil && !r.Gone && fl.Epoch > r.Epoch)

@@ -16,6 +16,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/control"
 	"github.com/weir-project/weir/feature/handoff/lb/attachment"
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/lb/names"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
@@ -100,7 +101,7 @@ func closeMaps(m map[string]*ebpf.Map) {
 func (f *DataPath) publish(l *kernel.WriteLock, inst kernel.Instance, o Options) error {
 	m := f.maps.LBMaps
 	pins := kernel.Pins{Links: f.links, Maps: map[string]*ebpf.Map{"services": m.LbServices, "ring": m.LbRing, "backends": m.LbBackends,
-		"macs": m.LbMacs, "tunnels": m.LbTunnels, "setup": m.LbSetup, "flows": m.LbFlows, "counts": m.LbCounts, "sources": m.LbSources}}
+		"macs": m.LbMacs, "tunnels": m.LbTunnels, "setup": m.LbSetup, "flows": m.LbFlows, "counts": m.LbCounts, "sources": m.LbSources, names.Pin: f.names.Map()}}
 	if err := store.Publish(l, inst, instances.Form[Options]{Spec: o, Netns: f.ns, Pins: pins}); err != nil {
 		return err
 	}

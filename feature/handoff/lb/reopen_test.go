@@ -464,7 +464,7 @@ func TestRemovedMayRegister(t *testing.T) {
 	if a.removed(n) {
 		t.Error("the partner has not said which backends it knows")
 	}
-	a.pair.names = map[move.Backend]bool{n: true}
+	a.pair.names = map[move.Backend]string{n: "h7"}
 	if a.removed(n) {
 		t.Error("the partner knows it")
 	}

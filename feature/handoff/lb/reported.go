@@ -113,4 +113,7 @@ func (a *Agent) endCensus(c *census) {
 			a.news = true
 		}
 	}
+	if err := a.freeNumbers(c.owned); err != nil {
+		a.o.Log.Warn("cannot free numbers of absent backends", "err", err)
+	}
 }

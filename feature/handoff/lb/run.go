@@ -12,7 +12,6 @@ import (
 	"log/slog"
 	"maps"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
@@ -23,6 +22,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/control"
+	"github.com/weir-project/weir/feature/handoff/lb/flow"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/internal/accept"
@@ -114,7 +114,7 @@ func (a *Agent) controls() http.Handler {
 
 // override pins a client to a backend. An empty backend ends the override.
 func (a *Agent) override(service, client, backend string) error {
-	keys, err := a.parseKeys(service, client)
+	keys, err := flow.Keys(a.o.Services, service, client)
 	if err != nil {
 		return err
 	}
@@ -141,37 +141,6 @@ func each(keys []Key, do func(Key) error) error {
 		errs = append(errs, do(k))
 	}
 	return errors.Join(errs...)
-}
-
-// parseKeys returns a client's flows to a service, one for each address of the service in the client's family.
-func (a *Agent) parseKeys(service, client string) (keys []Key, err error) {
-	known := false
-	for _, s := range a.o.Services {
-		if s.Name != service {
-			continue
-		}
-		known = true
-		at, err := netip.ParseAddrPort(client)
-		if s.BySource {
-			var addr netip.Addr
-			addr, err = netip.ParseAddr(client)
-			at = netip.AddrPortFrom(addr, 0)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("client %q: want an address for a service by source, else an address and port", client)
-		}
-		k := Key{Client: netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), Service: s.Flows()}
-		if (s.BySource || spec.SameFamily(s.Listen.Addr(), k.Client.Addr())) && !slices.Contains(keys, k) {
-			keys = append(keys, k)
-		}
-	}
-	if !known {
-		return nil, fmt.Errorf("service %q: this load balancer has no service of this name", service)
-	}
-	if len(keys) == 0 {
-		return nil, fmt.Errorf("client %q: service %q has no address of this family", client, service)
-	}
-	return keys, nil
 }
 
 // Statuses returns the status of all load balancers. Without an agent it reads the pins.

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
+	"github.com/weir-project/weir/feature/handoff/lb/flow"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
@@ -182,7 +183,7 @@ func TestBurstKnowsNoSource(t *testing.T) {
 // firstKeys returns the keys of n flows.
 func firstKeys(t *testing.T, f *DataPath, n int) (keys []bpf.LBLbFlowKey) {
 	t.Helper()
-	if err := f.each(func(k bpf.LBLbFlowKey, _ bpf.LBLbFlow) bool { keys = append(keys, k); return len(keys) < n }); err != nil {
+	if err := flow.Each(f.maps.LbFlows, func(k bpf.LBLbFlowKey, _ bpf.LBLbFlow) bool { keys = append(keys, k); return len(keys) < n }); err != nil {
 		t.Fatal(err)
 	}
 	return keys

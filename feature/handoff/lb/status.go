@@ -68,7 +68,7 @@ func (a *Agent) Status() (Status, error) {
 	defer a.mu.Unlock()
 	for _, number := range slices.Sorted(maps.Keys(a.members)) {
 		m := a.members[number]
-		v := BackendStatus{Name: m.Name, Number: number, Address: m.Address, Weight: m.Weight, Up: m.up, Connected: a.backends[number] != nil, Registered: a.registered(m), Flows: owned[number], Loads: a.waitingLoads(number), Unserved: a.unservedAt(m), UserPorts: report.UsersSend(a.f.maps.LbUsers, number)}
+		v := BackendStatus{Name: m.Name, Number: number, Address: m.Address, Weight: m.Weight, Up: m.up, Connected: a.backends[number] != nil, Registered: a.registered(m), Flows: owned[number], Loads: a.loads.Of(number, a.o.Services), Unserved: a.unservedAt(m), UserPorts: report.UsersSend(a.f.maps.LbUsers, number)}
 		if c := a.backends[number]; c != nil {
 			v.Silent = c.Silence(pingEvery).Seconds()
 		}
@@ -86,7 +86,8 @@ func (a *Agent) Status() (Status, error) {
 		s.Backends = append(s.Backends, v)
 	}
 	for _, number := range slices.Sorted(maps.Keys(owned)) { // of backends registered with an earlier agent
-		s.Backends = append(s.Backends, BackendStatus{Name: a.names[number], Number: number, Flows: owned[number], Connected: a.backends[number] != nil, Reason: a.unknown(number)})
+		o, _ := a.f.names.Owner(number)
+		s.Backends = append(s.Backends, BackendStatus{Name: o.Name, Number: number, Flows: owned[number], Connected: a.backends[number] != nil, Reason: a.unknown(number)})
 	}
 	return s, err
 }

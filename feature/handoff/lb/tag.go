@@ -37,7 +37,7 @@ func (f *DataPath) retag(services []Service) error {
 		value bpf.LBLbFlow
 	}
 	var all []copied
-	err := f.each(func(k bpf.LBLbFlowKey, v bpf.LBLbFlow) bool {
+	err := flow.Each(f.maps.LbFlows, func(k bpf.LBLbFlowKey, v bpf.LBLbFlow) bool {
 		for _, s := range to[int(k.Service)] {
 			if spec.SameFamily(s.Listen.Addr(), netip.AddrFrom16(k.Client)) {
 				c := copied{k, v}

@@ -92,5 +92,5 @@ func (a *Agent) removed(n move.Backend) bool {
 	if d.conn == nil {
 		return time.Since(a.began) > wordFor && time.Since(d.lost) > wordFor
 	}
-	return d.names != nil && !d.names[n]
+	return d.names != nil && d.names[n] == ""
 }

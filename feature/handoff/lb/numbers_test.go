@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lb
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/lb/names"
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/peer/peertest"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+)
+
+// from connects from a host's namespace, registers the host's address, and stores the announcements.
+// It retries until the load balancer listens.
+func from(t *testing.T, ns *netns.Handle, ca *peertest.Authority, name string, number move.Backend, address string) (h *registrar) {
+	t.Helper()
+	r := peer.Registration{Weight: 1}
+	if address != "" {
+		r.Address = netip.MustParseAddr(address)
+	}
+	h = &registrar{}
+	note := &peer.Beside{Register: r, Peers: func(p peer.Peers) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.told = p
+	}}
+	nstest.Eventually(t, func() error {
+		return ns.Do(func() (err error) {
+			h.c, err = peer.Dial(t.Context(), "10.2.0.1:7946", "lb", ca.TLS(name), peer.Hello{Number: number, Instance: peer.NewInstance(), Name: name, Beside: note})
+			return err
+		})
+	})
+	t.Cleanup(func() { h.c.Close() })
+	go func() {
+		for {
+			if _, err := h.c.Receive(); err != nil {
+				h.mu.Lock()
+				h.err = err
+				h.mu.Unlock()
+				return
+			}
+		}
+	}()
+	return h
+}
+
+// refused waits for a rejection.
+func (h *registrar) refused(t *testing.T, says string) {
+	t.Helper()
+	h.hears(t, func(p peer.Peers) bool { return strings.Contains(p.Rejected, says) })
+}
+
+// TestNumberOutlivesAgent checks that no other backend gets a number with flows after a restart of
+// the agent. Without kept names, as after an earlier weir, the number's own backend proves itself by
+// its location.
+func TestNumberOutlivesAgent(t *testing.T) {
+	for name, c := range map[string]struct {
+		earlier bool
+		says    string
+	}{"named": {false, "number 1 belongs to backend h1"}, "of an earlier weir": {true, "number 1 has flows of a backend of unknown name"}} {
+		t.Run(name, func(t *testing.T) {
+			sc := newScene(t)
+			sc.f.Close()
+			serve(t, sc.hosts, service4)
+			root := kernel.OpenRoot(nstest.BPFFS + "/lb-numbers")
+			ca := peertest.NewAuthority(t)
+			text := fileOf(ca, sc.devices, "register: true\n")
+			stop := running(t, sc, root, text)
+			t.Cleanup(func() {
+				if err := Remove(context.Background(), root, sc.middle, "lb"); err != nil {
+					t.Error(err)
+				}
+			})
+			one := from(t, sc.hosts[0], ca, "h1", 1, "10.2.0.2")
+			one.hears(t, func(p peer.Peers) bool { return len(ups(p)) == 1 })
+			conn := dialed(t, sc)
+			stop()
+			one.c.Close()
+			if c.earlier {
+				sc.unnamed(t, root)
+			}
+			stop = running(t, sc, root, text)
+			defer func() { stop() }()
+			from(t, sc.hosts[1], ca, "evil", 1, "10.2.1.2").refused(t, c.says)
+			time.Sleep(resumeTimeout + time.Second) // the agent then removes the location of an absent backend
+			from(t, sc.hosts[1], ca, "evil", 1, "10.2.1.2").refused(t, c.says)
+			stop() // the number stays closed over a second restart, too
+			stop = running(t, sc, root, text)
+			from(t, sc.hosts[1], ca, "evil", 1, "10.2.1.2").refused(t, c.says)
+			one = from(t, sc.hosts[0], ca, "h1", 1, "10.2.0.2")
+			one.hears(t, func(p peer.Peers) bool { return len(ups(p)) == 1 && p.Rejected == "" })
+			nstest.Eventually(t, func() error {
+				if got, err := ask(conn, "b", time.Second); err != nil || got[0] != '1' {
+					return fmt.Errorf("%q, %v: want host 1", got, err)
+				}
+				return nil
+			})
+			from(t, sc.hosts[1], ca, "evil", 1, "10.2.1.2").refused(t, "number 1 belongs to backend h1")
+			from(t, sc.hosts[0], ca, "h1", 2, "10.2.0.2").refused(t, "backend h1 has number 1")
+		})
+	}
+}
+
+// unnamed removes the names from the pins, as of an earlier weir.
+func (s *scene) unnamed(t *testing.T, root *kernel.Root) {
+	t.Helper()
+	l := s.lock(t, root)
+	defer l.Unlock()
+	o, err := l.Open(instanceKey(s.middle, "lb"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Close()
+	links, err := o.Links()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o.Maps[names.Pin] == nil {
+		t.Fatal("the names are not pinned")
+	}
+	pins := maps.Clone(o.Maps)
+	delete(pins, names.Pin)
+	if err := l.Upgrade(o.Instance, kernel.Upgrade{Meta: o.Meta, Pins: kernel.Pins{Maps: pins}, Keep: links, Swap: func() error { return nil }}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// dialed returns a connection to host 1 with data of both sides.
+func dialed(t *testing.T, sc *scene) net.Conn {
+	t.Helper()
+	var c net.Conn
+	nstest.Eventually(t, func() error {
+		err := sc.client.Do(func() (err error) { c, err = net.DialTimeout("tcp", service4.String(), time.Second); return err })
+		if err != nil {
+			return err
+		}
+		got, err := ask(c, "a", time.Second)
+		if err != nil || got[0] != '1' {
+			c.Close()
+			return fmt.Errorf("%q, %v: want host 1", got, err)
+		}
+		return nil
+	})
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// TestOneNumber checks that a certificate has one number, also without a registration, and that the
+// number is free once the connection has ended.
+func TestOneNumber(t *testing.T) {
+	_, ca, a, at := managed(t, AgentOptions{Register: true})
+	none, two := peer.Registration{}, peer.Registration{Address: netip.MustParseAddr("10.2.1.2"), Weight: 1}
+	evil := register(t, ca, at, "evil", 5, none)
+	evil.hears(t, func(p peer.Peers) bool { return p.Rejected != "" })
+	register(t, ca, at, "h5", 5, two).hears(t, func(p peer.Peers) bool {
+		return strings.Contains(p.Rejected, "number 5 is held by backend evil, connected from 127.0.0.1")
+	})
+	register(t, ca, at, "evil", 6, none).hears(t, func(p peer.Peers) bool {
+		return strings.Contains(p.Rejected, "backend evil has number 5, connected from 127.0.0.1")
+	})
+	evil.c.Close()
+	nstest.Eventually(t, func() error {
+		if o, owned := a.f.names.Owner(5); owned {
+			return fmt.Errorf("number 5 is %s's", o.Name)
+		}
+		return nil
+	})
+	h := register(t, ca, at, "h5", 5, two)
+	h.hears(t, func(p peer.Peers) bool { return len(p.Members) == 1 && p.Members[0].Name == "h5" })
+}
+
+// TestRegistrationRepeatsCheck checks that a connected backend cannot register once its number or
+// name belongs to another backend, as told by the partner.
+func TestRegistrationRepeatsCheck(t *testing.T) {
+	_, ca, a, at := managed(t, AgentOptions{Register: true})
+	h := register(t, ca, at, "h2", 2, peer.Registration{})
+	h.hears(t, func(p peer.Peers) bool { return p.Rejected != "" })
+	if err := a.f.names.Keep(2, "other"); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.c.Register(peer.Registration{Address: netip.MustParseAddr("10.2.1.2"), Weight: 1}); err != nil {
+		t.Fatal(err)
+	}
+	h.hears(t, func(p peer.Peers) bool { return strings.Contains(p.Rejected, "number 2 belongs to backend other") })
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if m := a.members[2]; m != nil {
+		t.Errorf("%+v has registered", m)
+	}
+}
+
+// TestPartnerNames checks that the partner's names bind: an agent gets no number of another backend
+// there, and flows of a number with another name there are left out.
+func TestPartnerNames(t *testing.T) {
+	_, ca, a, at := managed(t, AgentOptions{Register: true})
+	a.mu.Lock()
+	a.pair = newPairing()
+	a.pair.names = map[move.Backend]string{5: "h5", 1: "other"}
+	a.mu.Unlock()
+	r := peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1}
+	register(t, ca, at, "evil", 5, r).hears(t, func(p peer.Peers) bool {
+		return strings.Contains(p.Rejected, "number 5 belongs to backend h5 at the partner")
+	})
+	if err := a.f.names.Keep(1, "h1"); err != nil {
+		t.Fatal(err)
+	}
+	for owner, want := range map[move.Backend]bool{1: false, 5: true} {
+		k := Key{Client: netip.AddrPortFrom(netip.MustParseAddr("10.1.0.2"), uint16(owner))}
+		if err := a.adopt(peer.FlowRecord{Flow: peer.Flow{Client: k.Client}, Owner: owner}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.f.Flow(k); (err == nil) != want {
+			t.Errorf("flow of backend %d: %v", owner, err)
+		}
+	}
+}
