@@ -58,17 +58,17 @@ type Agent struct {
 	pair    *pairing      // nil: no partner
 	openFor time.Duration // timeout of the partner's moves; tests shorten it
 
-	// Lock order: mu, pairing.mu, DataPath.mu, the lock of package packetbuf, bufferDevice.mu, the lock of package peer.
-	mu       sync.Mutex
-	backends map[move.Backend]*peer.Conn
-	rejected map[*peer.Conn]string // reasons of rejected registrations
-	timers   map[Key]*time.Timer
-	early    map[Key]*early
-	loads    loads.Loads
-	members  map[move.Backend]*member
-	news     bool // a member has changed since the latest announcement
-	kick     chan struct{}
-	left     map[move.Backend]time.Time // time of each agent's disconnection
+	// Lock order: mu, pairing.mu, DataPath.mu, the lock of package packetbuf, bufferDevice.mu, the locks of packages peer and names.
+	mu        sync.Mutex
+	backends  map[move.Backend]*peer.Conn
+	timers    map[Key]*time.Timer
+	early     map[Key]*early
+	loads     loads.Loads
+	members   map[move.Backend]*member
+	announced *peer.Peers // the latest announcement; nil: none
+	news      bool        // a member has changed since the latest announcement
+	kick      chan struct{}
+	left      map[move.Backend]time.Time // time of each agent's disconnection
 	// unregistered are numbers held by a connection alone, without a registration so far.
 	unregistered map[move.Backend]bool
 	absent       map[move.Backend]bool   // numbers with a location that another backend may take: see freeNumbers
@@ -97,7 +97,7 @@ func NewAgent(f *DataPath, o AgentOptions) (*Agent, error) {
 		o.Step = func(string) {}
 	}
 	a := &Agent{f: f, o: o, own: peer.Hello{Role: peer.LBAgent, Instance: peer.NewInstance(), Name: o.Name}, names: map[move.Backend]string{},
-		backends: map[move.Backend]*peer.Conn{}, rejected: map[*peer.Conn]string{}, timers: map[Key]*time.Timer{}, early: map[Key]*early{},
+		backends: map[move.Backend]*peer.Conn{}, timers: map[Key]*time.Timer{}, early: map[Key]*early{},
 		members: map[move.Backend]*member{}, kick: make(chan struct{}, 1), left: map[move.Backend]time.Time{}, forgotten: map[move.Backend]string{}, unregistered: map[move.Backend]bool{}, absent: map[move.Backend]bool{}, began: time.Now(), openFor: max(openFor, 2*o.MoveTimeout)}
 	for _, h := range o.Backends {
 		a.names[h.Number] = h.Name
@@ -233,6 +233,14 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 	a.backends[number] = c
 	a.mu.Unlock()
 	a.kicked()
+	var wg sync.WaitGroup
+	over, cancel := context.WithCancel(ctx)
+	defer func() {
+		c.Close() // ends a blocked write
+		cancel()
+		wg.Wait()
+	}()
+	wg.Go(func() { c.Deliver(over, func(p peer.Peers) { a.tell(c, p) }) })
 	c.Handle(peer.Control{Register: func(r peer.Registration) { a.register(c, r) },
 		Flows: func(records []peer.FlowRecord, last bool) { a.hearOwned(c, records, last) }})
 	for {
@@ -250,7 +258,6 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	delete(a.rejected, c)
 	if a.backends[number] == c {
 		delete(a.backends, number)
 		a.left[number] = time.Now()

@@ -16,30 +16,37 @@ import (
 // register processes a backend's registration. The announcements repeat a rejection until the backend registers again:
 // the last one told is the backend's status.
 func (a *Agent) register(c *peer.Conn, r peer.Registration) {
-	err := a.enroll(c, r)
-	a.kicked()
-	if err != nil {
+	if err := a.enroll(c, r); err != nil {
 		a.o.Log.Warn("registration rejected", "backend", c.Peer.Name, "err", err)
-		_ = c.Tell(peer.Peers{Rejected: err.Error()})
+		a.reject(c, err)
+		return
 	}
+	a.kicked()
 }
 
-func (a *Agent) enroll(c *peer.Conn, r peer.Registration) (err error) {
+// reject reports a rejected registration to its backend, with the latest announcement.
+func (a *Agent) reject(c *peer.Conn, reason error) {
+	c.Reject(reason.Error())
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.announced != nil {
+		c.Post(*a.announced)
+		return
+	}
+	a.news = true // the first announcement
+	a.kicked()
+}
+
+func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 	own := false
 	if err := a.f.ns.Do(func() error { own = locate.Own(r.Address.Unmap()); return nil }); err != nil {
 		return err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	delete(a.rejected, c)
-	defer func() {
-		if err != nil {
-			a.rejected[c], a.news = err.Error(), true // news: an announcement under way does not have it
-		}
-	}()
 	r.Address = r.Address.Unmap() // an IPv4-mapped address equals its IPv4 form
 	m := a.members[c.Peer.Number]
-	err = r.Check()
+	err := r.Check()
 	switch {
 	case !a.o.Manage:
 		return fmt.Errorf("this load balancer accepts no registrations")
@@ -95,6 +102,7 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) (err error) {
 	}
 	m.Agent = cmp.Or(r.Agent, m.Agent)
 	m.said = c
+	c.Accept()
 	if !slices.Equal(m.unserved, r.Unserved) {
 		a.o.Log.Info("services without a member at backend", "backend", c.Peer.Name, "services", r.Unserved)
 	}

@@ -150,20 +150,11 @@ func sameBackend(a, b Backend) bool {
 		a.Tunnel == b.Tunnel && slices.Equal(a.Services, b.Services) && slices.Equal(a.Unserved, b.Unserved) && a.Unwell == b.Unwell
 }
 
-// conns returns the backends' connections, with the reasons of rejected registrations.
-func (a *Agent) conns() map[*peer.Conn]string {
+func (a *Agent) pingAll() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	out := map[*peer.Conn]string{}
 	for _, c := range a.backends {
-		out[c] = a.rejected[c]
-	}
-	return out
-}
-
-func (a *Agent) pingAll() {
-	for c := range a.conns() {
-		_ = c.Ping() // Ping closes the connection on an error
+		c.PostPing()
 	}
 }
 
@@ -324,15 +315,22 @@ func (a *Agent) pairNews() {
 }
 
 func (a *Agent) announce(p peer.Peers) {
-	p = a.fit(p)
-	for c, rejected := range a.conns() {
-		p := p
-		if p.Rejected = rejected; rejected != "" {
-			p = a.fit(p)
-		}
-		if err := c.Tell(p); errors.Is(err, peer.ErrTooLong) { // other errors end the connection
-			a.o.Log.Warn("cannot send backend list", "name", c.Peer.Name, "err", err)
-		}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.announced = &p
+	for _, c := range a.backends {
+		c.Post(p)
+	}
+}
+
+// tell sends an announcement to a backend, perhaps without some of the other backends.
+func (a *Agent) tell(c *peer.Conn, p peer.Peers) {
+	err := c.Tell(p)
+	if errors.Is(err, peer.ErrTooLong) {
+		err = c.Tell(a.fit(p))
+	}
+	if errors.Is(err, peer.ErrTooLong) { // other errors end the connection
+		a.o.Log.Warn("cannot send backend list", "name", c.Peer.Name, "err", err)
 	}
 }
 

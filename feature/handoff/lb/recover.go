@@ -44,7 +44,7 @@ func (a *Agent) resumeMoves() error {
 
 // setServices replaces the services of the data path. Flows of removed services stay until they are forgotten.
 func (f *DataPath) setServices(services []Service) error {
-	if err := f.retag(services); err != nil {
+	if err := flow.Retag(f.maps.LbServices, f.maps.LbFlows, services); err != nil {
 		return err
 	}
 	f.buffer.mu.Lock()

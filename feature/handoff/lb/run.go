@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"net/http"
@@ -16,7 +15,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -240,20 +238,9 @@ func errOther(name string, all []kernel.Instance) error {
 }
 
 func request(ctx context.Context, method string, inst kernel.Instance, path string) ([]byte, error) {
-	c := control.Client(controlName(inst.Scope, inst.Name[len(spec.PinPrefix):]))
-	c.Timeout = 5 * time.Second
-	req, err := http.NewRequestWithContext(ctx, method, "http://lb"+path, nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := c.Do(req)
-	if err != nil {
-		return nil, fmt.Errorf("the load balancer's agent does not answer: %w: run weir serve", err)
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, 16<<20))
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = errors.New(strings.TrimSpace(string(body)))
+	body, err := control.Request(ctx, controlName(inst.Scope, inst.Name[len(spec.PinPrefix):]), method, path)
+	if errors.Is(err, control.ErrNoAnswer) {
+		err = fmt.Errorf("the load balancer's agent does not answer: %w: run weir serve", err)
 	}
 	return body, err
 }

@@ -62,6 +62,8 @@ type Conn struct {
 	control     Control
 	incarnation incarnation
 	sessions    atomic.Bool // see TakeSessions
+	out         outbox
+	registers   pace // used by Receive alone
 }
 
 // Dial connects to an agent. name is the name in its certificate.
@@ -125,7 +127,7 @@ func Accept(ctx context.Context, raw net.Conn, as *Identity, own Hello) (*Conn, 
 }
 
 func introduce(ctx context.Context, t *tls.Conn, own Hello) (_ *Conn, err error) {
-	c := &Conn{tls: t}
+	c := &Conn{tls: t, out: outbox{wake: make(chan struct{}, 1)}}
 	if raw := c.tcp(); raw != nil {
 		if err := limitGone(raw); err != nil {
 			raw.Close()

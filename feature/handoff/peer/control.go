@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/weir-project/weir/feature/handoff/move"
 )
@@ -119,6 +120,7 @@ func (c *Conn) aside(kind byte, body []byte) error {
 	case typePong:
 		return nil
 	case typeRegister:
+		time.Sleep(c.registers.delay(time.Now(), registerEvery, registerBurst)) // its sender waits, and nobody else
 		var r Registration
 		return hear(body, &r, c.control.Register)
 	case typePeers:

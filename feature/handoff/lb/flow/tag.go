@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package lb
+package flow
 
 import (
 	"errors"
@@ -10,18 +10,18 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
-	"github.com/weir-project/weir/feature/handoff/lb/flow"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 )
 
-// retag copies flows of addresses with a changed tag, so they keep their owners. A tag changes when another address of the
-// service is added or removed. Call retag before the data path gets the new tags.
-func (f *DataPath) retag(services []Service) error {
-	to := map[int][]Service{} // by the present tag
-	for _, s := range services {
+// Retag copies flows of addresses with a changed tag, so they keep their owners. A tag changes when
+// another address of the service is added or removed. Call it before the data path gets the new
+// tags. services and flows are the data path's maps.
+func Retag(services, flows *ebpf.Map, want []spec.Service) error {
+	to := map[int][]spec.Service{} // by the present tag
+	for _, s := range want {
 		var v bpf.LBLbService
-		k := bpf.LBLbServiceKey{Addr: s.Listen.Addr().As16(), Port: flow.Swap(s.Listen.Port()), Proto: s.Proto}
-		switch err := f.maps.LbServices.Lookup(k, &v); {
+		k := bpf.LBLbServiceKey{Addr: s.Listen.Addr().As16(), Port: Swap(s.Listen.Port()), Proto: s.Proto}
+		switch err := services.Lookup(k, &v); {
 		case errors.Is(err, ebpf.ErrKeyNotExist):
 		case err != nil:
 			return fmt.Errorf("read service %s: %w", s.Listen, err)
@@ -37,7 +37,7 @@ func (f *DataPath) retag(services []Service) error {
 		value bpf.LBLbFlow
 	}
 	var all []copied
-	err := flow.Each(f.maps.LbFlows, func(k bpf.LBLbFlowKey, v bpf.LBLbFlow) bool {
+	err := Each(flows, func(k bpf.LBLbFlowKey, v bpf.LBLbFlow) bool {
 		for _, s := range to[int(k.Service)] {
 			if spec.SameFamily(s.Listen.Addr(), netip.AddrFrom16(k.Client)) {
 				c := copied{k, v}
@@ -48,7 +48,7 @@ func (f *DataPath) retag(services []Service) error {
 		return true
 	})
 	for _, c := range all { // the old entries are removed when they are idle
-		if e := f.maps.LbFlows.Update(c.key, &c.value, ebpf.UpdateNoExist); e != nil && !errors.Is(e, ebpf.ErrKeyExist) {
+		if e := flows.Update(c.key, &c.value, ebpf.UpdateNoExist); e != nil && !errors.Is(e, ebpf.ErrKeyExist) {
 			err = errors.Join(err, fmt.Errorf("keep the owner of a flow: %w", e))
 		}
 	}
