@@ -71,14 +71,14 @@ func (a *Agent) adoptName(w peer.Member) error {
 			return err
 		}
 	}
-	return a.take(w.Number, w.Name)
+	return a.claimNumber(w.Number, w.Name)
 }
 
-// take gives a number to a backend. The location and flows of an absent backend with the number go first. The caller holds mu.
-func (a *Agent) take(number move.Backend, name string) error {
+// claimNumber gives a number to a backend. The location and flows of an absent backend with the number go first. The caller holds mu.
+func (a *Agent) claimNumber(number move.Backend, name string) error {
 	if a.absent[number] {
 		if o, owned := a.f.names.Owner(number); owned && o.Name != name {
-			if err := errors.Join(a.f.vacate(number), a.f.places().Drop(number), a.f.dropFlows(number)); err != nil {
+			if err := errors.Join(a.f.vacate(number), a.f.locations().Drop(number), a.f.dropFlows(number)); err != nil {
 				return fmt.Errorf("take number %d from absent backend %s: %w", number, o.Name, err)
 			}
 		}
@@ -122,7 +122,7 @@ func (a *Agent) keep(h peer.Hello) error {
 	if _, owned := a.f.names.Owner(h.Number); !owned {
 		a.unregistered[h.Number] = true
 	}
-	return a.take(h.Number, h.Name)
+	return a.claimNumber(h.Number, h.Name)
 }
 
 // keepNamed notes the names of the file's backends. The file has precedence over earlier owners.
@@ -152,7 +152,7 @@ func (a *Agent) freeNumbers(owned map[move.Backend]int) (err error) {
 	if !a.o.Manage {
 		return nil
 	}
-	placed := a.f.places().Placed()
+	placed := a.f.locations().Placed()
 	for _, number := range a.f.names.All() {
 		o, _ := a.f.names.Owner(number)
 		delete(a.absent, number)
@@ -172,7 +172,7 @@ func (a *Agent) freeNumbers(owned map[move.Backend]int) (err error) {
 // openNames opens the names of an earlier data path's backends. A data path of an earlier weir has none: its numbers with a
 // location or flows then belong to backends of unknown name.
 func (f *DataPath) openNames(share map[string]*ebpf.Map) (err error) {
-	pinned := share["lb_"+names.Pin]
+	pinned := share["lb_"+names.MapName]
 	if f.names, err = names.Open(pinned); err != nil || share == nil || pinned != nil {
 		return err
 	}
@@ -180,7 +180,7 @@ func (f *DataPath) openNames(share map[string]*ebpf.Map) (err error) {
 	if err := f.Flows(func(_ Key, fl Flow) bool { at[fl.Owner] = ""; return true }); err != nil {
 		return err
 	}
-	for number, keys := range f.places().Locations() {
+	for number, keys := range f.locations().Locations() {
 		at[number] = keys[0].String()
 	}
 	for number, location := range at {

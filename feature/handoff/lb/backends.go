@@ -43,7 +43,7 @@ func (h Backend) key() locate.Key {
 	return locate.Location{Interface: h.Interface, MAC: h.MAC, Tunnel: h.Tunnel}.Key()
 }
 
-func (f *DataPath) places() places.Maps {
+func (f *DataPath) locations() places.Maps {
 	return places.Maps{MACs: f.maps.LbMacs, Tunnels: f.maps.LbTunnels}
 }
 
@@ -182,7 +182,7 @@ func (f *DataPath) putBackend(h Backend) error {
 		return fmt.Errorf("backend %s: %w", h.Name, err)
 	}
 	v := bpf.LBLbBackend{Ifindex: uint32(h.Interface), Mac: [6]uint8(h.MAC), From: from, Unwell: oneIf(h.Unwell)}
-	if err := errors.Join(f.places().Put(h.key(), h.Number), f.maps.LbBackends.Put(uint32(h.Number), v)); err != nil {
+	if err := errors.Join(f.locations().Put(h.key(), h.Number), f.maps.LbBackends.Put(uint32(h.Number), v)); err != nil {
 		return fmt.Errorf("backend %s: %w", h.Name, err)
 	}
 	return nil
@@ -197,7 +197,7 @@ func (f *DataPath) putTunnel(h Backend) error {
 	if far.Is6() {
 		v.Tunnel6 = 1
 	}
-	if err := errors.Join(f.places().Put(h.key(), h.Number), f.maps.LbBackends.Put(uint32(h.Number), v)); err != nil {
+	if err := errors.Join(f.locations().Put(h.key(), h.Number), f.maps.LbBackends.Put(uint32(h.Number), v)); err != nil {
 		return fmt.Errorf("backend %s: %w", h.Name, err)
 	}
 	return nil
@@ -210,7 +210,7 @@ func (f *DataPath) dropBackends(backends []Backend) error {
 		stay[uint32(h.Number)] = true
 		keep[h.key()] = true
 	}
-	return errors.Join(f.vacateOthers(stay), f.places().Keep(keep))
+	return errors.Join(f.vacateOthers(stay), f.locations().Keep(keep))
 }
 
 // vacateOthers vacates all backends outside stay. A backend may have a new number, or another backend its location. No other map

@@ -102,7 +102,7 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 	}
 	m.Agent = cmp.Or(r.Agent, m.Agent)
 	m.said = c
-	c.Accept()
+	c.Registered()
 	if !slices.Equal(m.unserved, r.Unserved) {
 		a.o.Log.Info("services without a member at backend", "backend", c.Peer.Name, "services", r.Unserved)
 	}

@@ -33,7 +33,7 @@ func TestRegisterAtAnothersLocation(t *testing.T) {
 	evil := register(t, ca, at, "evil", 3, peer.Registration{Address: netip.MustParseAddr("fd02:0::2"), Weight: 9})
 	nstest.Eventually(t, func() error {
 		st, err := a.Status()
-		if owner := a.f.places().Owner(place); owner != 1 {
+		if owner := a.f.locations().Owner(place); owner != 1 {
 			t.Fatalf("the place of h1 is backend %d's", owner)
 		}
 		if err == nil && len(st.Backends) == 2 && !st.Backends[1].Up && strings.Contains(st.Backends[1].Reason, "backend h1 is at the same location") {
@@ -51,14 +51,14 @@ func TestRegisterAtAnothersLocation(t *testing.T) {
 		return nil
 	})
 	asks("c")
-	if owner := a.f.places().Owner(place); owner != 1 {
+	if owner := a.f.locations().Owner(place); owner != 1 {
 		t.Fatalf("the place of h1 is backend %d's", owner)
 	}
 	if err := one.c.Register(peer.Registration{Address: netip.MustParseAddr("10.2.0.77"), Weight: 1}); err != nil {
 		t.Fatal(err)
 	}
 	nstest.Eventually(t, func() error {
-		if owner := a.f.places().Owner(place); owner != 3 {
+		if owner := a.f.locations().Owner(place); owner != 3 {
 			return fmt.Errorf("the place that h1 has left is backend %d's", owner)
 		}
 		return nil

@@ -76,7 +76,7 @@ const (
 func (a *Agent) tend(ctx context.Context) {
 	var applied []Backend
 	var pinged time.Time
-	awaited, until := a.mayReturn(a.f.places().Placed()), time.Now().Add(resumeTimeout)
+	awaited, until := a.mayReturn(a.f.locations().Placed()), time.Now().Add(resumeTimeout)
 	if err := a.inherit(awaited); err != nil {
 		a.o.Log.Warn("cannot restore health of backends", "err", err)
 	}
@@ -254,7 +254,7 @@ func (a *Agent) contest() {
 			found = append(found, locate.Found{Name: m.Name, Number: uint16(m.Number), Named: m.told != nil && m.told.Address.IsValid(), Since: m.since, At: m.location.Key()})
 		}
 	}
-	rivals := locate.Rivals(found, a.f.places().Owner)
+	rivals := locate.Rivals(found, a.f.locations().Owner)
 	for _, m := range a.members {
 		rival := rivals[uint16(m.Number)]
 		if rival != m.rival && rival != "" {

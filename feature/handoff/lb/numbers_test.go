@@ -126,11 +126,11 @@ func (s *scene) unnamed(t *testing.T, root *kernel.Root) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o.Maps[names.Pin] == nil {
+	if o.Maps[names.MapName] == nil {
 		t.Fatal("the names are not pinned")
 	}
 	pins := maps.Clone(o.Maps)
-	delete(pins, names.Pin)
+	delete(pins, names.MapName)
 	if err := l.Upgrade(o.Instance, kernel.Upgrade{Meta: o.Meta, Pins: kernel.Pins{Maps: pins}, Keep: links, Swap: func() error { return nil }}); err != nil {
 		t.Fatal(err)
 	}

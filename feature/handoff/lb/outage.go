@@ -45,7 +45,7 @@ func (s State) outages(ctx context.Context, p *feature.Plan, want *Config) error
 		return err
 	}
 	defer f.Close()
-	all := s.Spec.Losses(want, f.places().Tunnelled())
+	all := s.Spec.Losses(want, f.locations().Tunnelled())
 	if len(all) == 0 {
 		return nil
 	}

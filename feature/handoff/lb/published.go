@@ -101,7 +101,7 @@ func closeMaps(m map[string]*ebpf.Map) {
 func (f *DataPath) publish(l *kernel.WriteLock, inst kernel.Instance, o Options) error {
 	m := f.maps.LBMaps
 	pins := kernel.Pins{Links: f.links, Maps: map[string]*ebpf.Map{"services": m.LbServices, "ring": m.LbRing, "backends": m.LbBackends,
-		"macs": m.LbMacs, "tunnels": m.LbTunnels, "setup": m.LbSetup, "flows": m.LbFlows, "counts": m.LbCounts, "sources": m.LbSources, names.Pin: f.names.Map()}}
+		"macs": m.LbMacs, "tunnels": m.LbTunnels, "setup": m.LbSetup, "flows": m.LbFlows, "counts": m.LbCounts, "sources": m.LbSources, names.MapName: f.names.Map()}}
 	if err := store.Publish(l, inst, instances.Form[Options]{Spec: o, Netns: f.ns, Pins: pins}); err != nil {
 		return err
 	}

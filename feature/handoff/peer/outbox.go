@@ -27,7 +27,7 @@ func (c *Conn) PostPing() {
 }
 
 // Post sends an announcement soon, in place of an earlier one not sent yet. It repeats the latest
-// rejection until Accept.
+// rejection until Registered.
 func (c *Conn) Post(p Peers) {
 	c.out.mu.Lock()
 	defer c.out.mu.Unlock()
@@ -36,7 +36,7 @@ func (c *Conn) Post(p Peers) {
 	c.out.wakes()
 }
 
-// Reject reports a rejected registration soon, and with each announcement until Accept.
+// Reject reports a rejected registration soon, and with each announcement until Registered.
 func (c *Conn) Reject(reason string) {
 	c.out.mu.Lock()
 	defer c.out.mu.Unlock()
@@ -48,8 +48,8 @@ func (c *Conn) Reject(reason string) {
 	c.out.wakes()
 }
 
-// Accept ends the repetition of a rejection.
-func (c *Conn) Accept() {
+// Registered ends the repetition of a rejection.
+func (c *Conn) Registered() {
 	c.out.mu.Lock()
 	defer c.out.mu.Unlock()
 	c.out.rejected = ""
@@ -65,7 +65,7 @@ func (o *outbox) wakes() {
 	}
 }
 
-func (o *outbox) take() (ping bool, next *Peers) {
+func (o *outbox) consume() (ping bool, next *Peers) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	ping, next = o.ping, o.next
@@ -82,7 +82,7 @@ func (c *Conn) Deliver(ctx context.Context, tell func(Peers)) {
 			return
 		case <-c.out.wake:
 		}
-		ping, next := c.out.take()
+		ping, next := c.out.consume()
 		if ping {
 			_ = c.Ping() // it closes the connection on an error
 		}

@@ -17,23 +17,23 @@ func TestOutboxLatest(t *testing.T) {
 		c.PostPing()
 	}
 	c.Reject("weight")
-	if ping, next := c.out.take(); !ping || next == nil || next.Idle != 99 || next.Rejected != "weight" {
+	if ping, next := c.out.consume(); !ping || next == nil || next.Idle != 99 || next.Rejected != "weight" {
 		t.Errorf("ping %t, %+v: want the latest announcement with the rejection", ping, next)
 	}
-	if ping, next := c.out.take(); ping || next != nil {
+	if ping, next := c.out.consume(); ping || next != nil {
 		t.Errorf("ping %t, %+v again", ping, next)
 	}
 	c.Post(Peers{Idle: 1})
-	if _, next := c.out.take(); next.Rejected != "weight" {
+	if _, next := c.out.consume(); next.Rejected != "weight" {
 		t.Errorf("%+v: want the rejection repeated", next)
 	}
 	c.Post(Peers{Idle: 2})
-	c.Accept()
-	if _, next := c.out.take(); next.Rejected != "" || next.Idle != 2 {
+	c.Registered()
+	if _, next := c.out.consume(); next.Rejected != "" || next.Idle != 2 {
 		t.Errorf("%+v: want no rejection", next)
 	}
 	c.Reject("again")
-	if _, next := c.out.take(); next == nil || next.Rejected != "again" {
+	if _, next := c.out.consume(); next == nil || next.Rejected != "again" {
 		t.Errorf("%+v: want the rejection alone", next)
 	}
 }

@@ -25,8 +25,8 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 )
 
-// Pin is the name of the map's pin.
-const Pin = "names"
+// MapName is the name of the map among the pins.
+const MapName = "names"
 
 const (
 	room   = 256  // bytes of an entry
