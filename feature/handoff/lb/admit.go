@@ -57,6 +57,9 @@ func (a *Agent) owns(number move.Backend, name string) error {
 	case owned && o.Name != name && !a.absent[number]:
 		return fmt.Errorf("number %d belongs to backend %s: use another number", number, o.Name)
 	}
+	if owned && o.Name == name { // perhaps with an earlier number of the file, too
+		return nil
+	}
 	if n := a.f.names.Number(name); n != 0 && n != number {
 		return fmt.Errorf("backend %s has number %d: a backend keeps its number", name, n)
 	}

@@ -178,6 +178,21 @@ func TestOneNumber(t *testing.T) {
 	})
 	h := register(t, ca, at, "h5", 5, two)
 	h.hears(t, func(p peer.Peers) bool { return len(p.Members) == 1 && p.Members[0].Name == "h5" })
+	for number := range move.Backend(8) { // whichever the names find first
+		if err := a.f.names.Keep(10+number, "renumbered"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for number := range move.Backend(8) {
+		if err := a.owns(10+number, "renumbered"); err != nil {
+			t.Errorf("by a name with two kept numbers: %v", err)
+		}
+	}
+	if a.owns(9, "renumbered") == nil {
+		t.Error("a further number is free for a name with one")
+	}
 }
 
 // TestRegistrationRepeatsCheck checks that a connected backend cannot register once its number or
