@@ -4,8 +4,10 @@ package host
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"runtime/debug"
 	"strings"
@@ -14,6 +16,8 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
 )
 
 // Another writer's values in the maps are damage, not a crash: every command still answers, and weir remove with weir apply
@@ -76,6 +80,73 @@ func TestWrongValuesInEveryMap(t *testing.T) {
 	w.apply(c)
 	if _, err := w.Reader("").Status(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// A lost pin is damage, not a crash, also without the records of the pins.
+func TestEachPinLostWithoutRecords(t *testing.T) {
+	w, c, _ := damagedWorld(t)
+	if err := os.RemoveAll(kernel.RecordDir); err != nil {
+		t.Fatal(err)
+	}
+	pins, err := filepath.Glob(filepath.Join(w.Root.Path(), "*", "*", "*", "*"))
+	if err != nil || len(pins) < 40 {
+		t.Fatalf("%d pins, %v", len(pins), err)
+	}
+	away := filepath.Join(nstest.BPFFS, "away")
+	packet := feature.Packet{Proto: "udp", From: netip.MustParseAddrPort("192.0.2.1:9"), To: netip.MustParseAddrPort("127.0.0.1:4739")}
+	for _, pin := range pins {
+		if err := os.Rename(pin, away); err != nil {
+			t.Fatal(err)
+		}
+		for command, run := range map[string]func() error{
+			"status":  func() error { _, err := w.Reader("").Status(t.Context()); return err },
+			"plan":    func() error { _, err := w.Plan(t.Context(), c); return err },
+			"explain": func() error { _, err := w.Explain(t.Context(), packet); return err },
+			"upgrade": func() error { _, err := w.UpgradePlan(t.Context()); return err },
+		} {
+			if trace := panics(run); trace != "" {
+				t.Errorf("without %s: %s: %s", strings.TrimPrefix(pin, w.Root.Path()), command, trace)
+			}
+		}
+		if err := os.Rename(away, pin); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A record under another instance's name, as user weir can write it, makes nothing of that instance.
+func TestRecordUnderAnotherName(t *testing.T) {
+	w, c, _ := damagedWorld(t)
+	records, err := filepath.Glob(filepath.Join(kernel.RecordDir, "*", "*", "*+filter+tcx"))
+	if err != nil || len(records) != 1 {
+		t.Fatalf("%q, %v", records, err)
+	}
+	text, err := os.ReadFile(records[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	scope, _, _ := strings.Cut(filepath.Base(records[0]), "+")
+	for _, name := range [][2]string{{"guard", "other"}, {"filter", "other"}, {"reroute", "@other"}, {"steer", "other"}, {"lb", "spec"}} {
+		forged := strings.NewReplacer(`"filter"`, `"`+name[0]+`"`, `"tcx"`, `"`+name[1]+`"`).Replace(string(text))
+		path := filepath.Join(filepath.Dir(records[0]), scope+"+"+name[0]+"+"+name[1])
+		if err := os.WriteFile(path, []byte(forged), 0o640); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if trace := panics(func() error { w.apply(c); return nil }); trace != "" {
+				t.Errorf("%s: apply: %s", name, trace)
+			}
+		}
+		if trace := panics(func() error { _, err := w.Reader("").Status(t.Context()); return err }); trace != "" {
+			t.Errorf("%s: status: %s", name, trace)
+		}
+		if _, err := os.Stat(filepath.Join(w.Root.Path(), scope, name[0], name[1])); err == nil {
+			t.Errorf("%s has pins by a forged record", name)
+		}
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/kernel/internal/parts"
 )
 
 // LayoutVersion is the version of the directory layout and of meta.
@@ -31,6 +32,8 @@ type Meta struct {
 	Created time.Time
 	Version string // version of the weir that published it, at most 63 bytes
 	Config  []byte // configuration of the instance; its SHA-256 is the config's hash
+
+	parts parts.Parts
 }
 
 // metaHeader is the fixed part, in host byte order.
@@ -61,6 +64,7 @@ func (m Meta) marshal() []byte {
 	var b bytes.Buffer
 	binary.Write(&b, binary.NativeEndian, h) // a bytes.Buffer does not fail
 	b.Write(m.Config)
+	b.Write(m.parts.Marshal())
 	return b.Bytes()
 }
 
@@ -81,20 +85,31 @@ func (m *Meta) unmarshal(b []byte) error {
 	}
 	*m = Meta{ABI: h.ABI, Object: h.Object, Cookie: h.Cookie, Inode: h.Inode, Created: time.Unix(0, h.Created)}
 	m.Version = string(bytes.TrimRight(h.Version[:], "\x00"))
-	m.Config = bytes.Clone(b[len(b)-r.Len():][:h.ConfigLen])
+	rest := b[len(b)-r.Len():]
+	m.Config = bytes.Clone(rest[:h.ConfigLen])
 	if m.ConfigHash() != h.Config {
 		return fmt.Errorf("%w: the config in meta does not match its hash", ErrABI)
+	}
+	var err error
+	if m.parts, err = parts.Parse(rest[h.ConfigLen:]); err != nil {
+		return fmt.Errorf("%w: %w", ErrABI, err)
 	}
 	return nil
 }
 
-// read reads m from its map.
-func (m *Meta) read(pin *ebpf.Map) error {
+// read reads the meta of an instance from its map.
+func (m *Meta) read(pin *ebpf.Map, i Instance) error {
 	b, err := pin.LookupBytes(uint32(0))
+	if err == nil {
+		err = m.unmarshal(b)
+	}
 	if err != nil {
 		return err
 	}
-	return m.unmarshal(b)
+	if err := m.parts.Fits(i.String()); err != nil {
+		return fmt.Errorf("%w: %w: %s", ErrDamaged, err, remedyApply)
+	}
+	return nil
 }
 
 // create creates the map of m, with one element of the needed size.

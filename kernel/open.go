@@ -92,7 +92,7 @@ func (r *Root) openPins(o *Opened, handle string, opts *ebpf.LoadPinOptions, map
 	if err != nil {
 		return err
 	}
-	err = o.Meta.read(meta)
+	err = o.Meta.read(meta, o.Instance)
 	meta.Close()
 	if err != nil {
 		return fmt.Errorf("read %s: %w", filepath.Join(o.dir, metaPin), err)
@@ -107,12 +107,8 @@ func (r *Root) openPins(o *Opened, handle string, opts *ebpf.LoadPinOptions, map
 			return r.explainOpen(o.dir, err)
 		}
 	}
-	if rec, err := r.readRecord(filepath.Join(r.recordsAt(r.device()), recordName(o.Instance))); all && err == nil && rec.Dir == fileInode(o.was) {
-		for name := range rec.Maps {
-			if !slices.Contains(maps, name) {
-				return fmt.Errorf("%s: %w: %s", filepath.Join(o.dir, mapPrefix+name), ErrDamaged, remedyApply)
-			}
-		}
+	if name, lacks := o.Meta.parts.Lacks(maps); all && lacks {
+		return fmt.Errorf("%s: %w: %s", filepath.Join(o.dir, mapPrefix+name), ErrDamaged, remedyApply)
 	}
 	for _, name := range maps {
 		if o.Maps[name], err = load(mapPrefix + name); err != nil {
@@ -163,7 +159,7 @@ func (r *Root) Meta(i Instance) (m Meta, err error) {
 		return m, r.explainOpen(path, err)
 	}
 	defer pin.Close()
-	if err := m.read(pin); err != nil {
+	if err := m.read(pin, i); err != nil {
 		return m, fmt.Errorf("read %s: %w", path, err)
 	}
 	return m, nil

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/kernel/internal/confined"
+	"github.com/weir-project/weir/kernel/internal/parts"
 	"github.com/weir-project/weir/kernel/internal/step"
 	"golang.org/x/sys/unix"
 )
@@ -84,6 +85,8 @@ func (l *WriteLock) dirPath(i Instance) string { return l.Root.dir(i) }
 // stage pins everything in the staging directory, with the final permissions.
 func (l *WriteLock) stage(staged string, meta Meta, pins Pins) error {
 	gid := l.gid()
+	of, _ := filepath.Rel(l.path, strings.TrimSuffix(staged, stagedSuffix))
+	meta.parts = parts.Of(of, slices.Collect(maps.Keys(pins.Maps)))
 	m, err := meta.create()
 	if err != nil {
 		return err

@@ -264,7 +264,7 @@ func (r *Root) readRecord(path string) (rec record, err error) {
 	}
 	var m Meta
 	if err == nil && m.unmarshal(rec.Meta) == nil {
-		rec.cookie = m.Cookie
+		rec.cookie, err = m.Cookie, m.parts.Fits(rec.Instance.String())
 	}
 	// Names of pins become paths and texts.
 	maps.DeleteFunc(rec.Maps, func(name string, _ ebpf.MapID) bool { return !validName(name) })

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package parts is the end of a meta: the name of its instance, and the names of its maps. Pins without them would be
+// taken for those of another instance, or for all of it.
+package parts
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// Parts are an instance and its maps, by pin name without prefix. The zero value is of an earlier weir: everything fits.
+type Parts struct {
+	Instance string   `json:"instance"` // SCOPE/FEATURE/NAME
+	Maps     []string `json:"maps"`     // sorted
+}
+
+// Of returns the parts of an instance.
+func Of(instance string, maps []string) Parts {
+	maps = slices.Clone(maps)
+	slices.Sort(maps)
+	return Parts{instance, maps}
+}
+
+// Marshal returns the bytes after the configuration of a meta.
+func (p Parts) Marshal() []byte {
+	if p.Instance == "" {
+		return nil
+	}
+	b, _ := json.Marshal(p) // strings only
+	return b
+}
+
+// Parse parses the bytes after the configuration.
+func Parse(b []byte) (p Parts, err error) {
+	if len(b) == 0 {
+		return p, nil
+	}
+	if err := json.Unmarshal(b, &p); err != nil || p.Instance == "" {
+		return p, errors.Join(errors.New("the end of meta describes no instance"), err)
+	}
+	return p, nil
+}
+
+// Fits returns an error if the parts are of another instance.
+func (p Parts) Fits(instance string) error {
+	if p.Instance != "" && p.Instance != instance {
+		return fmt.Errorf("its meta is of %s", p.Instance)
+	}
+	return nil
+}
+
+// Lacks returns a map that is not among the pinned ones.
+func (p Parts) Lacks(pinned []string) (name string, lacks bool) {
+	i := slices.IndexFunc(p.Maps, func(m string) bool { return !slices.Contains(pinned, m) })
+	if i < 0 {
+		return "", false
+	}
+	return p.Maps[i], true
+}
