@@ -7,6 +7,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/netip"
+	"os"
 	"testing"
 	"time"
 
@@ -26,8 +27,9 @@ type bench struct {
 	o     bpf.BfdObjects
 	w     tables
 	clock *ebpf.Variable
-	index int // of the sessions' device
-	out   int // socket at its other end
+	index int    // of the sessions' device
+	out   int    // socket at its other end
+	taken uint64 // frames received by the socket
 	now   time.Duration
 }
 
@@ -50,54 +52,88 @@ func newBench(t testing.TB) *bench {
 	}
 	t.Cleanup(func() { b.o.Close() })
 	b.w, b.clock = compiledTables(b.o.BfdMaps), b.o.BfdGivenClock
-	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "bfd0", Flags: 1}, PeerName: "bfd1"}
+	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "bfd0"}, PeerName: "bfd1"}
 	if err := netlink.LinkAdd(link); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { netlink.LinkDel(link) })
-	for name, index := range map[string]*int{"bfd0": &b.index, "bfd1": new(int)} {
+	ends := map[string]int{"bfd0": 0, "bfd1": 0}
+	for name := range ends {
 		l, err := netlink.LinkByName(name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := netlink.LinkSetUp(l); err != nil {
+		ends[name] = l.Attrs().Index
+		// No frames of the kernel itself: the bench counts frames.
+		if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+name+"/disable_ipv6", []byte("1"), 0); err != nil {
 			t.Fatal(err)
 		}
-		*index = l.Attrs().Index
-		if name == "bfd1" {
-			b.out = socket(t, l.Attrs().Index)
+	}
+	b.index, b.out = ends["bfd0"], socket(t, ends["bfd1"])
+	for _, index := range ends {
+		if err := netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}); err != nil {
+			t.Fatal(err)
 		}
 	}
 	return b
 }
 
-// socket receives IP packets arriving at a device.
+// socket receives the frames arriving at a device. It is still down.
 func socket(t testing.TB, index int) int {
 	t.Helper()
 	all := binary.NativeEndian.Uint16([]byte{0, unix.ETH_P_ALL})
-	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, int(all))
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0) // receives from bind on
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Close(fd) })
+	if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_IGNORE_OUTGOING, 1); err != nil {
+		t.Fatal(err)
+	}
 	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: index}); err != nil {
+		t.Fatal(err)
+	}
+	// The device is down: a pending error says so.
+	if _, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); err != nil {
 		t.Fatal(err)
 	}
 	return fd
 }
 
-// sent returns the next BFD frame sent, or nil.
+// sent returns the next BFD frame sent, or nil. It waits for frames sent but not arrived yet: under
+// load the kernel hands them to the other end in its own thread.
 func (b *bench) sent() []byte {
+	b.t.Helper()
 	buf := make([]byte, 2048)
 	for {
 		n, _, err := unix.Recvfrom(b.out, buf, 0)
-		if err != nil {
-			return nil
+		if err == unix.EAGAIN {
+			if b.frames() == b.taken {
+				return nil
+			}
+			if n, err := unix.Poll([]unix.PollFd{{Fd: int32(b.out), Events: unix.POLLIN}}, 10_000); n == 0 || err != nil && err != unix.EINTR {
+				b.t.Fatalf("%d frames sent, %d arrived: %v", b.frames(), b.taken, err)
+			}
+			continue
 		}
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		b.taken++
 		if f := buf[:n]; n >= 66 && (f[12] == 8 && f[23] == 17 || f[12] == 0x86 && f[20] == 17) {
 			return f
 		}
 	}
+}
+
+// frames returns the number of frames sent by the sessions' device.
+func (b *bench) frames() uint64 {
+	b.t.Helper()
+	l, err := netlink.LinkByIndex(b.index)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return l.Attrs().Statistics.TxPackets
 }
 
 func (b *bench) setClock() {
