@@ -110,7 +110,7 @@ func (h *registrar) hears(t *testing.T, want func(peer.Peers) bool) {
 		if want(told) {
 			return nil
 		}
-		return fmt.Errorf("told %+v, %v", told, err)
+		return fmt.Errorf("told %.1000s, %v", fmt.Sprintf("%+v", told), err)
 	})
 }
 
