@@ -14,6 +14,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
+	"github.com/weir-project/weir/feature/handoff/quarantine"
 )
 
 // deaf is an agent that sends hello, and then reads nothing.
@@ -43,6 +44,7 @@ func lonely(t *testing.T, ca *peertest.Authority) *Agent {
 		sending: map[peer.Flow]*sending{}, receiving: map[peer.Flow]*receiving{}, attended: map[*peer.Conn]bool{},
 		loads: map[string]map[string]uint32{}, unsaid: map[string]bool{}, says: make(chan struct{}, 1)}
 	a.lb = &link{a: a}
+	a.quarantine = new(quarantine.Quarantine) // without a buffer
 	s := Service{Name: service}
 	a.known.Store(&known{services: map[string][]Service{service: {s}}, home: map[string]*keeperClient{service: {a: a, service: service}}})
 	return a
@@ -215,6 +217,9 @@ func TestSlowWay(t *testing.T) {
 	}
 	<-sent
 	a.watchSending(s, time.Now())
+	if len(a.stats.rejected) > 0 {
+		t.Fatalf("not sent: %v: was the machine busy for 1 s?", a.stats.rejected)
+	}
 	if took := time.Since(start); s.src.Phase != move.Moving || took < 3*time.Second {
 		t.Errorf("sent within %v, and then the source is %s: %v", took, s.src.Phase, a.stats.rejected)
 	}
