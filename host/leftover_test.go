@@ -9,7 +9,10 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
@@ -81,5 +84,52 @@ func TestServeSweepsRecords(t *testing.T) {
 	})
 	if !recorded(stays) {
 		t.Error("a root that can be recovered is forgotten")
+	}
+}
+
+// The owner of the records can name any path there. weir serve of root creates no directory for one: without a user
+// other than root, such a directory would vanish again, so the test follows the creations.
+func TestSweepCreatesNothing(t *testing.T) {
+	nstest.NeedRoot(t)
+	w := newWorld(t)
+	tool := filepath.Join(nstest.BPFFS, "tool")
+	if err := os.Mkdir(tool, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(tool)
+	seen, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(seen)
+	if _, err := unix.InotifyAddWatch(seen, tool, unix.IN_CREATE); err != nil {
+		t.Fatal(err)
+	}
+	device := func() uint64 {
+		st, err := os.Stat(tool)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return st.Sys().(*syscall.Stat_t).Dev
+	}()
+	// Names of a root below a present directory and of one below missing ones, without and with records of this boot.
+	for _, path := range []string{"/evil", "/new/deep/evil", "/recorded", "/new/recorded"} {
+		dir := filepath.Join(kernel.RecordDir, url.PathEscape(tool+path))
+		defer os.RemoveAll(dir)
+		if filepath.Base(path) == "recorded" {
+			dir = filepath.Join(dir, fmt.Sprintf("%d-%.8s", device, kernel.BootID()))
+		}
+		if err := errors.Join(os.MkdirAll(dir, 0o750), os.WriteFile(filepath.Join(dir, "+root"), []byte("{}"), 0o640)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.sweepRecords(t.Context())
+	if n, err := unix.Read(seen, make([]byte, 4096)); n > 0 || !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("a directory was created below %s (%d bytes of events, %v)", tool, n, err)
+	}
+	for _, path := range []string{"/recorded", "/new/recorded"} {
+		if _, err := os.Stat(filepath.Join(kernel.RecordDir, url.PathEscape(tool+path))); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the empty records of %s are left: %v", tool+path, err)
+		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"net/url"
 	"os"
@@ -235,11 +236,38 @@ func (l *WriteLock) noteMissing() {
 		}
 		delete(have, recordName(i))
 	}
-	for name := range have {
+	l.forgetGone(maps.Keys(have))
+}
+
+// forgetGone removes the records with these names if they are of instances without a network namespace.
+func (l *WriteLock) forgetGone(names iter.Seq[string]) {
+	for name := range names {
 		f := strings.Split(name, "+")
 		if i := (Instance{f[0], f[min(1, len(f)-1)], f[len(f)-1]}); recordName(i) == name && netns.Gone(i.Scope, l.netnsCookie(i)) {
 			l.forget(i)
 		}
+	}
+}
+
+// SweepRecords removes the records of a root without a directory: of instances without a network namespace, and without
+// other records also one text of Keep. It creates nothing, because the owner of the records chooses the root's name.
+func (r *Root) SweepRecords(text string) {
+	if _, err := os.Lstat(r.path); !errors.Is(err, os.ErrNotExist) || r.device() == 0 {
+		return // its next writer removes them
+	}
+	l := &WriteLock{Root: r} // without a directory nobody holds the lock
+	names := func(dir string) (out []string) {
+		entries, _ := r.files().ReadDir(dir)
+		for _, e := range entries {
+			out = append(out, e.Name())
+		}
+		return out
+	}
+	l.forgetGone(slices.Values(names(l.recordsAt(l.device()))))
+	l.closeRecords(l.device())
+	if !slices.ContainsFunc(names(l.recordsPath()), func(n string) bool { return n != servingName && n != "+"+text }) {
+		_ = l.Forget(text)
+		l.closeServing()
 	}
 }
 

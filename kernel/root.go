@@ -35,7 +35,7 @@ var (
 	// ErrNotExist is returned if an instance is not published.
 	ErrNotExist = errors.New("not there")
 	// ErrNotBPFFS is returned if the root is not on a BPF file system. It then has no pins.
-	ErrNotBPFFS = errors.New("not on a BPF file system")
+	ErrNotBPFFS = mounts.ErrNotBPFFS
 	// ErrUnreadable is returned if this user may not read the pins.
 	ErrUnreadable = errors.New("no permission to read weir's pins")
 )
@@ -186,41 +186,8 @@ func (r *Root) CheckName() error {
 	return nil
 }
 
-// bpffsDir is the usual mount point of the BPF file system. weir mounts one there if it is missing.
-const bpffsDir = "/sys/fs/bpf"
-
 // Located returns an error wrapping [ErrNotBPFFS] if neither the root nor its parent is on a BPF file system.
-func (r *Root) Located() error {
-	if strings.HasPrefix(r.path, bpffsDir+"/") {
-		return nil
-	}
-	there := true
-	for _, path := range []string{r.path, filepath.Dir(r.path)} {
-		var fs unix.Statfs_t
-		err := unix.Statfs(path, &fs)
-		switch {
-		case err == nil && fs.Type != unix.BPF_FS_MAGIC:
-			return r.notLocated(there)
-		case !errors.Is(err, os.ErrNotExist):
-			return nil // located, or unreadable for this user
-		}
-		there = false
-	}
-	return r.notLocated(false)
-}
-
-// notLocated returns the error for a root outside a BPF file system. Its remedy hides no files: it names only an empty
-// or missing directory as a mount point.
-func (r *Root) notLocated(there bool) error {
-	const remedy = "name a path below " + bpffsDir + " by --root or $WEIR_ROOT"
-	if !there {
-		return fmt.Errorf("pin root %[1]s does not exist (%[2]w): %[3]s, or create a file system there: mkdir -p %[1]s && mount -t bpf bpf %[1]s", r.path, ErrNotBPFFS, remedy)
-	}
-	if e, err := os.ReadDir(r.path); err == nil && len(e) == 0 {
-		return fmt.Errorf("pin root %[1]s is %[2]w: %[3]s, or create a file system there: mount -t bpf bpf %[1]s", r.path, ErrNotBPFFS, remedy)
-	}
-	return fmt.Errorf("pin root %s is %w: %s", r.path, ErrNotBPFFS, remedy)
-}
+func (r *Root) Located() error { return mounts.Located(r.path) }
 
 // ensure creates the root directory, and mounts a bpffs below it if needed: minimal systems and fresh mount namespaces
 // have none.
@@ -250,8 +217,8 @@ func (r *Root) ensure() error {
 		return fmt.Errorf("pin root %s: %w: create its parent first: mkdir -p %s", r.path, err, mount)
 	}
 	if fs.Type != unix.BPF_FS_MAGIC {
-		if mount != bpffsDir {
-			return r.notLocated(false)
+		if mount != mounts.BPFDir {
+			return mounts.NotLocated(r.path, false)
 		}
 		if ns := mounts.OfIPNetns(); ns != "" {
 			return fmt.Errorf("'ip netns exec %[1]s' has a /sys of its own, and pins made there would end with this command: run weir outside it, and name the namespace with --netns %[1]s, or netns: %[1]s in the configuration; for lb and handoff.backend use nsenter --net=/run/netns/%[1]s weir …", ns)

@@ -74,13 +74,13 @@ func OfIPNetns() string {
 	return name
 }
 
-// BPF returns the device number of the BPF file system at a path, or of its parent if the path is missing. It returns 0 if
-// there is none.
+// BPF returns the device number of the BPF file system at a path, or at its nearest parent if the path is missing. It
+// returns 0 if there is none.
 func BPF(path string) uint64 {
-	for _, p := range []string{path, filepath.Dir(path)} { // an emptied root has no directory
+	for p := path; ; p = filepath.Dir(p) { // an emptied root has no directory
 		var fs unix.Statfs_t
 		st, err := os.Stat(p)
-		if errors.Is(err, os.ErrNotExist) {
+		if errors.Is(err, os.ErrNotExist) && p != filepath.Dir(p) {
 			continue
 		}
 		if err != nil || unix.Statfs(p, &fs) != nil || fs.Type != unix.BPF_FS_MAGIC {
@@ -88,7 +88,6 @@ func BPF(path string) uint64 {
 		}
 		return uint64(st.Sys().(*syscall.Stat_t).Dev)
 	}
-	return 0
 }
 
 // Namespace returns the inode number of the calling thread's mount namespace.
