@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/bigjson"
 	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/internal/users"
 	"github.com/weir-project/weir/kernel"
@@ -53,6 +54,20 @@ type Unconfirmed struct {
 
 // savedHost holds the saved state of every feature, by name.
 type savedHost map[string]json.RawMessage
+
+// keep writes the saved state. It rejects a state that restore would reject.
+func (s savedHost) keep(l *kernel.WriteLock) error {
+	for name, text := range s {
+		if err := bigjson.Check(text); err != nil {
+			return fmt.Errorf("%s has %w: apply without --confirm", name, err)
+		}
+	}
+	text, err := json.Marshal(s)
+	if err == nil {
+		err = l.KeepLarge(keptBefore, func(w io.Writer) error { _, err := w.Write(text); return err })
+	}
+	return err
+}
 
 // Waits reports whether the change is in force and may be confirmed.
 func (u *Unconfirmed) Waits() bool { return u != nil && u.Damaged == "" && u.RolledBack.IsZero() }
@@ -155,11 +170,7 @@ func (h *Host) applyUnconfirmed(ctx context.Context, l *kernel.WriteLock, window
 		if err != nil {
 			return err
 		}
-		text, err := json.Marshal(saved)
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(l.Forget(keptChange), l.KeepLarge(keptBefore, text)); err != nil {
+		if err := errors.Join(l.Forget(keptChange), saved.keep(l)); err != nil {
 			return fmt.Errorf("save the present state for a rollback, so nothing was changed: %w", err)
 		}
 		kernel.Step("host:saved")
@@ -283,37 +294,58 @@ func (h *Host) rollBack(ctx context.Context, l *kernel.WriteLock, u *Unconfirmed
 	return u.keep(l)
 }
 
+// openSaved opens the saved state and finds its members; nil if there is none. The owner of the records may have made it
+// large, so each member is read when it is needed.
+func (h *Host) openSaved() (saved *bigjson.Object, closeFile func(), err error) {
+	f, size, err := h.Root.KeptLarge(keptBefore)
+	if err != nil || f == nil {
+		return nil, func() {}, err
+	}
+	saved, err = bigjson.Read(f, size)
+	return saved, func() { f.Close() }, err
+}
+
 // restore applies the plans that lead to the saved state.
 func (h *Host) restore(ctx context.Context, l *kernel.WriteLock, each func(Done)) error {
-	text, err := h.Root.KeptLarge(keptBefore)
+	saved, closeFile, err := h.openSaved()
+	defer closeFile()
 	if unreadable(err) {
 		return err
 	}
-	var saved savedHost
-	if err == nil {
-		err = json.Unmarshal(text, &saved)
+	if err == nil && saved == nil {
+		err = errors.New("the file is gone")
 	}
 	if err != nil {
 		return fmt.Errorf("%w, %s: %w: weir confirm keeps the change", errNoState, h.Root.KeptPath(keptBefore), err)
 	}
 	var errs []error
 	for _, f := range features {
-		r, ok := f.Value.(feature.Restorer)
-		if !ok || saved[f.Name] == nil {
-			continue
-		}
-		plan, err := r.PlanRestore(ctx, h.Root, saved[f.Name])
-		for _, w := range plan.Warnings {
-			each(Done{Step: feature.Step{Verb: "restore", Object: f.Name}, Note: w})
-		}
-		if err == nil {
-			err = goBack(ctx, l, plan, each)
-		}
-		if err != nil {
+		if err := h.restoreFeature(ctx, l, f, saved, each); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", f.Name, err))
 		}
 	}
 	return errors.Join(append(errs, h.restoreGroup(ctx, l, saved, each))...)
+}
+
+func (h *Host) restoreFeature(ctx context.Context, l *kernel.WriteLock, f feature.Declared, saved *bigjson.Object, each func(Done)) error {
+	r, ok := f.Value.(feature.Restorer)
+	if !ok {
+		return nil
+	}
+	text, err := saved.Get(f.Name)
+	if err != nil {
+		return fmt.Errorf("%w, %s: %w: weir confirm keeps the change", errNoState, h.Root.KeptPath(keptBefore), err)
+	} else if text == nil {
+		return nil
+	}
+	plan, err := r.PlanRestore(ctx, h.Root, text)
+	for _, w := range plan.Warnings {
+		each(Done{Step: feature.Step{Verb: "restore", Object: f.Name}, Note: w})
+	}
+	if err == nil {
+		err = goBack(ctx, l, plan, each)
+	}
+	return err
 }
 
 // goBack applies a plan of a rollback. When ctx is done it stops without undoing: the next attempt continues from there.
@@ -337,21 +369,19 @@ func (h *Host) forgetSaved(l *kernel.WriteLock, some []feature.Declared) error {
 	if len(some) == len(features) {
 		return forgetChange(l)
 	}
-	text, err := h.Root.KeptLarge(keptBefore)
-	if unreadable(err) || err == nil && text == nil {
+	saved, closeFile, err := h.openSaved()
+	defer closeFile()
+	if unreadable(err) || err == nil && saved == nil {
 		return err
 	}
-	var saved savedHost
-	if err != nil || json.Unmarshal(text, &saved) != nil {
+	if err != nil {
 		return nil //nolint:nilerr // a rollback restores nothing from it, and names the file
 	}
+	names := map[string]bool{}
 	for _, f := range some {
-		delete(saved, f.Name)
+		names[f.Name] = true
 	}
-	if text, err = json.Marshal(saved); err != nil {
-		return err
-	}
-	return l.KeepLarge(keptBefore, text)
+	return l.KeepLarge(keptBefore, func(w io.Writer) error { return saved.Without(w, names) })
 }
 
 // WatchCommand returns the command that runs [Host.Watch] for a change: weir itself. Programs with this package as a

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -358,6 +359,70 @@ func TestRollbackOfLargeState(t *testing.T) {
 	}
 	w.rollback()
 	w.wantBefore("rolled back", was)
+}
+
+// The owner of the records may make the saved state huge. It costs a command of root the parts that it needs, and no
+// small text becomes a huge value.
+func TestHugeSavedState(t *testing.T) {
+	w, before, _ := confirmWorld(t)
+	was := w.saved()
+	path := w.Root.KeptPath(keptBefore)
+	const huge = 100 << 20
+	grow := func(member string) {
+		t.Helper()
+		text, err := os.ReadFile(path)
+		if err == nil {
+			err = os.WriteFile(path, append([]byte("{"+member+","), text[1:]...), 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	cheap := func(what string, do func()) {
+		t.Helper()
+		var from, to runtime.MemStats
+		runtime.ReadMemStats(&from)
+		do()
+		runtime.ReadMemStats(&to)
+		if used := to.TotalAlloc - from.TotalAlloc; used > huge/2 {
+			t.Errorf("%s allocated %d MiB over a saved state of %d MiB", what, used>>20, huge>>20)
+		}
+	}
+	w.apply(w.after(time.Hour))
+	grow(`"zz":["` + strings.Repeat("a", huge) + `"]`)
+	cheap("weir remove reroute", func() {
+		if err := w.Remove(t.Context(), "reroute", true); err != nil {
+			t.Error(err)
+		}
+	})
+	if st, err := os.Stat(path); err != nil || st.Size() < huge {
+		t.Errorf("weir remove reroute left %v, %v", st, err)
+	}
+	cheap("weir rollback", w.rollback)
+	w.wantBefore("rolled back", was)
+
+	w.apply(before)
+	w.apply(w.after(time.Hour))
+	for _, f := range []string{"filter", "guard"} {
+		text, err := os.ReadFile(path)
+		if err == nil {
+			err = os.WriteFile(path, bytes.Replace(text, []byte(`"`+f+`":`), []byte(`"`+f+`":[`+strings.Repeat("null,", 3<<20)+`null],"was `+f+`":`), 1), 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	cheap("weir rollback of many values", func() {
+		err := w.Rollback(t.Context(), func(Done) {})
+		for _, part := range []string{"filter: ", "guard: ", path, "more than", "weir confirm"} {
+			if err == nil || !strings.Contains(err.Error(), part) {
+				t.Errorf("rollback of many values: %v, without %q", err, part)
+			}
+		}
+	})
+	if err := w.Confirm(t.Context()); err != nil {
+		t.Error(err)
+	}
 }
 
 // Later changes by operators stay, and removed objects are not restored.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/accept"
+	"github.com/weir-project/weir/internal/bigjson"
 	"github.com/weir-project/weir/internal/users"
 	"github.com/weir-project/weir/kernel"
 )
@@ -73,8 +74,12 @@ func (h *Host) saveGroup(saved savedHost) {
 }
 
 // restoreGroup restores a saved group.
-func (h *Host) restoreGroup(ctx context.Context, l *kernel.WriteLock, saved savedHost, each func(Done)) error {
-	gid, err := strconv.Atoi(string(saved[savedGroup]))
+func (h *Host) restoreGroup(ctx context.Context, l *kernel.WriteLock, saved *bigjson.Object, each func(Done)) error {
+	text, err := saved.Get(savedGroup)
+	if err != nil {
+		return err
+	}
+	gid, err := strconv.Atoi(string(text))
 	if err != nil {
 		return nil //nolint:nilerr // without pins, and in earlier versions, no group was saved
 	}

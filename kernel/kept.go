@@ -5,6 +5,7 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 
@@ -14,45 +15,61 @@ import (
 
 // maxLarge is the limit of a text written by KeepLarge, in bytes. The saved state of a host has the prefixes of its
 // lists: 20 MB for a million of IPv4.
-const maxLarge = 1 << 30
+const maxLarge = 256 << 20
 
 // KeptPath returns the file of a text written by Keep, beside the records of all file systems at the root's path. The
 // file survives a loss of the pins. It goes with /run at a reboot.
 func (r *Root) KeptPath(name string) string { return filepath.Join(r.recordsPath(), "+"+name) }
 
 // Kept reads a text written by Keep; nil if there is none.
-func (r *Root) Kept(name string) ([]byte, error) { return r.keptUpTo(name, confined.MaxFile) }
-
-// KeptLarge reads a text written by KeepLarge; nil if there is none.
-func (r *Root) KeptLarge(name string) ([]byte, error) { return r.keptUpTo(name, maxLarge) }
-
-func (r *Root) keptUpTo(name string, most int) ([]byte, error) {
-	b, err := r.files().ReadUpTo(r.KeptPath(name), most)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
+func (r *Root) Kept(name string) ([]byte, error) {
+	b, err := r.files().ReadFile(r.KeptPath(name))
+	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
-	case errors.Is(err, os.ErrPermission):
-		return nil, r.unreadable(r.KeptPath(name))
 	}
-	return b, err
+	return b, r.explainKept(name, err)
+}
+
+// KeptLarge opens a text written by KeepLarge; nil if there is none. The caller closes it.
+func (r *Root) KeptLarge(name string) (f *os.File, size int64, err error) {
+	if f, err = r.files().OpenFile(r.KeptPath(name), os.O_RDONLY, 0); errors.Is(err, os.ErrNotExist) {
+		return nil, 0, nil
+	} else if err != nil {
+		return nil, 0, r.explainKept(name, err)
+	}
+	st, err := f.Stat()
+	if err == nil && st.Size() > maxLarge {
+		err = fmt.Errorf("more than %d MiB", maxLarge>>20)
+	}
+	if err != nil {
+		f.Close()
+		return nil, 0, err
+	}
+	return f, st.Size(), nil
+}
+
+func (r *Root) explainKept(name string, err error) error {
+	if errors.Is(err, os.ErrPermission) {
+		return r.unreadable(r.KeptPath(name))
+	}
+	return err
 }
 
 // Keep writes a text beside the pins atomically. Unlike a record it is required: after an error the caller must not
 // continue. A text has at most 16 MiB, because status reads it, and its file belongs to the owner of the pins.
 func (l *WriteLock) Keep(name string, text []byte) error {
-	return l.keepUpTo(name, text, confined.MaxFile)
+	return l.keep(name, confined.MaxFile, func(w io.Writer) error { _, err := w.Write(text); return err })
 }
 
-// KeepLarge is Keep for texts of up to 1 GiB.
-func (l *WriteLock) KeepLarge(name string, text []byte) error {
-	return l.keepUpTo(name, text, maxLarge)
+// KeepLarge is Keep for texts of up to 256 MiB, written by write.
+func (l *WriteLock) KeepLarge(name string, write func(io.Writer) error) error {
+	return l.keep(name, maxLarge, write)
 }
 
-func (l *WriteLock) keepUpTo(name string, text []byte, most int) error {
-	dir := l.recordsPath()
-	err := l.makeRecords(dir)
+func (l *WriteLock) keep(name string, most int, write func(io.Writer) error) error {
+	err := l.makeRecords(l.recordsPath())
 	if err == nil {
-		err = l.replace(l.KeptPath(name), text, most)
+		err = l.files().ReplaceBy(l.KeptPath(name), most, write, func(next string) error { return l.setRights(next, false, l.gid()) })
 	}
 	if err != nil {
 		return fmt.Errorf("write %s: %w", l.KeptPath(name), err)

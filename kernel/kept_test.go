@@ -4,6 +4,7 @@ package kernel
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -29,13 +30,32 @@ func TestSizesOfKeptTexts(t *testing.T) {
 	if b, err := r.Kept("small"); err != nil || b != nil {
 		t.Errorf("a refused text: %d bytes, %v", len(b), err)
 	}
-	if err := l.KeepLarge("large", text); err != nil {
+	large := func(n int) func(io.Writer) error {
+		return func(w io.Writer) (err error) {
+			for ; n > 0 && err == nil; n-- {
+				_, err = w.Write(text)
+			}
+			return err
+		}
+	}
+	if err := l.KeepLarge("large", large(1)); err != nil {
 		t.Fatal(err)
 	}
-	if b, err := r.KeptLarge("large"); err != nil || len(b) != len(text) {
-		t.Errorf("%d bytes of %d, %v", len(b), len(text), err)
+	f, size, err := r.KeptLarge("large")
+	if err != nil || size != int64(len(text)) {
+		t.Fatalf("%d bytes of %d, %v", size, len(text), err)
 	}
-	_, err := r.Kept("large")
+	f.Close()
+	if err := l.KeepLarge("large", large(maxLarge/len(text)+1)); err == nil || !strings.Contains(err.Error(), "more than 256 MiB") {
+		t.Errorf("written: %v", err)
+	}
+	if err := os.Truncate(r.KeptPath("large"), maxLarge+1); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := r.KeptLarge("large"); err == nil || !strings.Contains(err.Error(), "more than 256 MiB") {
+		t.Errorf("read: %v", err)
+	}
+	_, err = r.Kept("large")
 	named("read", err, r.KeptPath("large"))
 	if err := l.Forget("large"); err != nil {
 		t.Error(err)

@@ -148,7 +148,7 @@ func (l *WriteLock) writeRecord(rec record) {
 		b, err = json.Marshal(rec)
 	}
 	if err == nil {
-		err = l.replace(filepath.Join(dir, recordName(rec.Instance)), b, confined.MaxFile)
+		err = l.replace(filepath.Join(dir, recordName(rec.Instance)), b)
 	}
 	if err != nil {
 		l.unrecorded = cmp.Or(l.unrecorded, err)
@@ -198,12 +198,12 @@ func (l *WriteLock) openRecords(dir string) error {
 	if err != nil {
 		return err
 	}
-	return l.replace(filepath.Join(dir, rootRecordName), b, confined.MaxFile)
+	return l.replace(filepath.Join(dir, rootRecordName), b)
 }
 
 // replace replaces a file of the records atomically.
-func (r *Root) replace(path string, b []byte, most int) error {
-	return r.files().Replace(path, b, most, func(next string) error { return r.setRights(next, false, r.gid()) })
+func (r *Root) replace(path string, b []byte) error {
+	return r.files().Replace(path, b, confined.MaxFile, func(next string) error { return r.setRights(next, false, r.gid()) })
 }
 
 // forget removes the record of an instance before its pins. After a kill in between, the next Lock records it again.
@@ -395,7 +395,7 @@ func (r *Root) Remark(i Instance, key, text string) {
 		return // nothing is recorded here
 	}
 	if errors.Join(r.makeRecords(filepath.Dir(dir)), r.makeRecords(dir)) == nil {
-		_ = r.replace(path, []byte(text), confined.MaxFile)
+		_ = r.replace(path, []byte(text))
 	}
 }
 

@@ -201,9 +201,11 @@ func (d Dirs) isDir(path string) bool {
 // Replace replaces a file atomically, with at most most bytes. give sets the rights of the new one before that. A
 // directory in its place is removed first.
 func (d Dirs) Replace(path string, b []byte, most int, give func(path string) error) error {
-	if err := checkSize("write", path, len(b), most); err != nil {
-		return err
-	}
+	return d.ReplaceBy(path, most, func(w io.Writer) error { _, err := w.Write(b); return err }, give)
+}
+
+// ReplaceBy is Replace with the bytes written by write.
+func (d Dirs) ReplaceBy(path string, most int, write func(io.Writer) error, give func(path string) error) error {
 	next := path + ".new"
 	if err := d.RemoveAll(next); err != nil { // left by a kill, or a link
 		return err
@@ -212,7 +214,7 @@ func (d Dirs) Replace(path string, b []byte, most int, give func(path string) er
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(b)
+	err = write(&limited{f, path, most})
 	if err = errors.Join(err, f.Close()); err == nil {
 		err = give(next)
 	}
@@ -228,6 +230,24 @@ func (d Dirs) Replace(path string, b []byte, most int, give func(path string) er
 		_ = d.Remove(next)
 	}
 	return err
+}
+
+// limited writes at most most bytes of a file.
+type limited struct {
+	f    *os.File
+	path string
+	most int
+}
+
+func (l *limited) Write(b []byte) (int, error) {
+	at, err := l.f.Seek(0, io.SeekCurrent)
+	if err == nil {
+		err = checkSize("write", l.path, int(at)+len(b), l.most)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return l.f.Write(b)
 }
 
 // Give sets mode, owner and group of a file. -1 is the present owner or group. It changes no right that is already
