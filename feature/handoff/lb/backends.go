@@ -177,7 +177,7 @@ func (f *DataPath) putBackend(h Backend) error {
 		return f.putTunnel(h)
 	}
 	var from [6]uint8
-	err := f.ns.Do(func() (err error) { from, err = interfaceMAC(h.Interface); return err })
+	err := f.ns.Do(func() (err error) { from, err = locate.InterfaceMAC(h.Interface); return err })
 	if err != nil {
 		return fmt.Errorf("backend %s: %w", h.Name, err)
 	}
@@ -293,15 +293,4 @@ func oneIf(yes bool) uint16 {
 		return 1
 	}
 	return 0
-}
-
-func interfaceMAC(index int) ([6]uint8, error) {
-	i, err := net.InterfaceByIndex(index)
-	if err != nil {
-		return [6]uint8{}, fmt.Errorf("interface %d: %w", index, err)
-	}
-	if len(i.HardwareAddr) != 6 {
-		return [6]uint8{}, fmt.Errorf("interface %s has no Ethernet address", i.Name)
-	}
-	return [6]uint8(i.HardwareAddr), nil
 }

@@ -3,6 +3,7 @@
 package lb
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -10,7 +11,9 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/lb/locate"
 	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
 )
 
 // TestRegisterAtAnothersLocation checks that a backend cannot take the location of a connected one
@@ -63,4 +66,28 @@ func TestRegisterAtAnothersLocation(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestOwnerTakesLocation checks that a backend whose agent connects from its location gets it, even
+// after another one has registered a second address of the machine first.
+func TestOwnerTakesLocation(t *testing.T) {
+	sc := newScene(t)
+	sc.f.Close()
+	serve(t, sc.hosts, service4)
+	root := kernel.OpenRoot(nstest.BPFFS + "/lb-location")
+	ca := peertest.NewAuthority(t)
+	stop := running(t, sc, root, fileOf(ca, sc.devices, "register: true\n"))
+	t.Cleanup(func() {
+		stop()
+		if err := Remove(context.Background(), root, sc.middle, "lb"); err != nil {
+			t.Error(err)
+		}
+	})
+	from(t, sc.hosts[1], ca, "evil", 5, "fd02:0::2").hears(t, func(p peer.Peers) bool { return len(ups(p)) == 1 })
+	from(t, sc.hosts[0], ca, "h1", 1, "10.2.0.2")
+	status(t, root, func(st Status) bool {
+		return len(st.Backends) == 2 && st.Backends[0].Name == "h1" && st.Backends[0].Up &&
+			!st.Backends[1].Up && strings.Contains(st.Backends[1].Reason, "backend h1 is at the same location")
+	})
+	dialed(t, sc)
 }

@@ -41,6 +41,7 @@ type member struct {
 	placed   time.Time // latest successful locate; zero: no known location
 	since    time.Time // first locate at this location
 	rival    string    // owner of this location, if it is another backend
+	proven   bool      // its agent connects from this location
 	checked  time.Time // start of the latest locate
 	locating bool
 	agent    bool         // an agent has connected before
@@ -170,8 +171,8 @@ func (a *Agent) checkMembers() {
 		}
 		if m.Address.IsValid() && !m.locating && now.Sub(m.checked) >= every {
 			m.locating, m.checked = true, now
-			at := m.Address
-			a.asides.Go(func() { a.locate(m, at) })
+			at, said := m.Address, m.said
+			a.asides.Go(func() { a.locate(m, at, said) })
 		}
 		if m.Check != "" && !m.check.running && now.Sub(m.check.last) >= checkEvery {
 			m.check.running, m.check.last = true, now
@@ -181,9 +182,14 @@ func (a *Agent) checkMembers() {
 	}
 }
 
-func (a *Agent) locate(m *member, at netip.Addr) {
+func (a *Agent) locate(m *member, at netip.Addr, said *peer.Conn) {
 	var p locate.Location
-	err := a.f.ns.Do(func() (err error) { p, err = locate.Find(at); return err })
+	proven := false
+	err := a.f.ns.Do(func() (err error) {
+		p, err = locate.Find(at)
+		proven = err == nil && said != nil && p.Has(said.Remote())
+		return err
+	})
 	if err == nil && p.Tunnel.IsValid() && a.f.tunnel == 0 {
 		err = fmt.Errorf("backend at %s: it is behind a router, and there are no tunnels: set lb.tunnel_mtu", at)
 	}
@@ -198,6 +204,7 @@ func (a *Agent) locate(m *member, at netip.Addr) {
 				m.since = time.Now()
 			}
 			m.location, m.placed, m.reason = p, time.Now(), ""
+			m.proven = proven
 		}
 	}
 	a.mu.Unlock()
@@ -250,8 +257,14 @@ func (m *member) found() bool { return !m.placed.IsZero() && m.rival == "" }
 func (a *Agent) contest() {
 	var found []locate.Found
 	for _, m := range a.members {
+		proof := locate.NoProof
+		if up, yes := a.byWord(m); m.proven {
+			proof = locate.ByOwn
+		} else if yes && up && a.backends[m.Number] == nil {
+			proof = locate.ByPartner
+		}
 		if !m.placed.IsZero() {
-			found = append(found, locate.Found{Name: m.Name, Number: uint16(m.Number), Named: m.told != nil && m.told.Address.IsValid(), Since: m.since, At: m.location.Key()})
+			found = append(found, locate.Found{Name: m.Name, Number: uint16(m.Number), Named: m.told != nil && m.told.Address.IsValid(), Proof: proof, Since: m.since, At: m.location.Key()})
 		}
 	}
 	rivals := locate.Rivals(found, a.f.locations().Owner)

@@ -113,6 +113,12 @@ func Find(a netip.Addr) (Location, error) {
 	return Location{Interface: r.LinkIndex, Device: l.Attrs().Name, MAC: mac, MTU: mtu}, nil
 }
 
+// Has reports whether another address leads to the location, too. See [Find].
+func (l Location) Has(a netip.Addr) bool {
+	at, err := Find(a)
+	return err == nil && at.Key() == l.Key()
+}
+
 // neighbourTime is how long a backend on the segment may take to answer for its address.
 const neighbourTime = 2 * time.Second
 
@@ -154,4 +160,16 @@ func poke(a netip.Addr) error {
 	}
 	_, _ = c.Write([]byte{0}) // the neighbour may not be reachable yet
 	return c.Close()
+}
+
+// InterfaceMAC returns the MAC address of an interface, in the network namespace of the calling thread.
+func InterfaceMAC(index int) ([6]uint8, error) {
+	i, err := net.InterfaceByIndex(index)
+	if err != nil {
+		return [6]uint8{}, fmt.Errorf("interface %d: %w", index, err)
+	}
+	if len(i.HardwareAddr) != 6 {
+		return [6]uint8{}, fmt.Errorf("interface %s has no Ethernet address", i.Name)
+	}
+	return [6]uint8(i.HardwareAddr), nil
 }
