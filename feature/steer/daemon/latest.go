@@ -31,10 +31,11 @@ func (s *supervisor) latestName() string {
 	return fmt.Sprintf("latest+%s+%s+%d", s.Slot.Scope, s.Slot.Service, s.Slot.Slot)
 }
 
-// readLatest returns the latest supervision of the slot, or the zero value if none is alive.
+// readLatest returns the latest supervision of the slot, or the zero value if none is alive. A start in the future is
+// forged: it would end every later one.
 func (s *supervisor) readLatest() (l latest) {
 	text, err := s.root.Kept(s.latestName())
-	if err != nil || text == nil || json.Unmarshal(text, &l) != nil || l.Boot != kernel.BootID() || !l.Who.Alive() {
+	if err != nil || text == nil || json.Unmarshal(text, &l) != nil || l.Boot != kernel.BootID() || l.Began > kernel.Boottime() || !l.Who.Alive() {
 		return latest{}
 	}
 	return l
