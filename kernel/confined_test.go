@@ -3,6 +3,7 @@
 package kernel
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/weir-project/weir/internal/nstest"
 )
@@ -298,5 +300,40 @@ func TestPinRootOfAnotherUser(t *testing.T) {
 		t.Fatal("locked")
 	} else if !strings.Contains(err.Error(), "belongs to user 65534") || !strings.Contains(err.Error(), "rm -r") {
 		t.Error(err)
+	}
+}
+
+// A link of another user in place of the pin root is named, also if the kernel lets nobody follow it
+// (fs.protected_symlinks).
+func TestPinRootIsALink(t *testing.T) {
+	ownRecords(t)
+	r := newRoot(t)
+	above := filepath.Join(nstest.BPFFS, "open")
+	target := filepath.Join(nstest.BPFFS, "target")
+	if err := errors.Join(os.Mkdir(above, 0o700), os.Mkdir(target, 0o700), os.Chmod(above, 0o1777)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = errors.Join(os.RemoveAll(above), os.RemoveAll(target)) })
+	r.path = filepath.Join(above, "weir")
+	for _, to := range []string{target, filepath.Join(above, "nowhere")} {
+		if err := errors.Join(os.RemoveAll(r.path), os.Symlink(to, r.path), os.Lchown(r.path, nobody, nobody)); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		l, err := r.Lock(ctx)
+		cancel()
+		if err == nil {
+			l.Unlock()
+			t.Fatal("locked")
+		}
+		want := r.path + " is a symbolic link of user 65534: remove it"
+		for what, err := range map[string]error{"lock": err, "writable": r.Writable()} {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s, a link to %s: %v, want %q", what, to, err, want)
+			}
+		}
+		if _, err := r.Instances(""); err != nil && !strings.Contains(err.Error(), want) { // fs.protected_symlinks=1
+			t.Errorf("list, a link to %s: %v, want %q", to, err, want)
+		}
 	}
 }

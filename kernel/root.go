@@ -174,16 +174,14 @@ func (r *Root) unreadable(path string) error {
 	return fmt.Errorf("%w (%s): run as %s, or ask a running 'weir serve' through its socket", ErrUnreadable, path, who)
 }
 
-// CheckName reports an impossible path: bpffs rejects names with dots, with EPERM.
+// CheckName reports an impossible path, or a symbolic link of another user in place of the root.
 func (r *Root) CheckName() error {
-	for p := r.path; p != filepath.Dir(p); p = filepath.Dir(p) {
-		var fs unix.Statfs_t
-		name := filepath.Base(p)
-		if strings.Contains(name, ".") && unix.Statfs(filepath.Dir(p), &fs) == nil && fs.Type == unix.BPF_FS_MAGIC {
-			return fmt.Errorf("pin root %s: a BPF file system rejects names with dots: rename %q, for example to %q", r.path, name, strings.ReplaceAll(name, ".", "-"))
+	if st, err := os.Lstat(r.path); err == nil && st.Mode()&os.ModeSymlink != 0 {
+		if owner := int(st.Sys().(*syscall.Stat_t).Uid); owner != 0 && owner != os.Geteuid() {
+			return fmt.Errorf("pin root %s is a symbolic link of user %d: remove it (rm %[1]s)", r.path, owner)
 		}
 	}
-	return nil
+	return mounts.CheckName(r.path)
 }
 
 // Located returns an error wrapping [ErrNotBPFFS] if neither the root nor its parent is on a BPF file system.

@@ -18,6 +18,18 @@ const BPFDir = "/sys/fs/bpf"
 // ErrNotBPFFS is returned for a pin root outside a BPF file system.
 var ErrNotBPFFS = errors.New("not on a BPF file system")
 
+// CheckName reports an impossible pin root: bpffs rejects names with dots, with EPERM.
+func CheckName(root string) error {
+	for p := root; p != filepath.Dir(p); p = filepath.Dir(p) {
+		var fs unix.Statfs_t
+		name := filepath.Base(p)
+		if strings.Contains(name, ".") && unix.Statfs(filepath.Dir(p), &fs) == nil && fs.Type == unix.BPF_FS_MAGIC {
+			return fmt.Errorf("pin root %s: a BPF file system rejects names with dots: rename %q, for example to %q", root, name, strings.ReplaceAll(name, ".", "-"))
+		}
+	}
+	return nil
+}
+
 // Located returns an error wrapping [ErrNotBPFFS] if neither a pin root nor its parent is on a BPF file system.
 func Located(root string) error {
 	if strings.HasPrefix(root, BPFDir+"/") {
