@@ -18,6 +18,7 @@ import (
 	"github.com/weir-project/weir/cmd/weir/cli"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/lb"
+	"github.com/weir-project/weir/feature/handoff/lb/report"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/host"
@@ -144,6 +145,8 @@ func printLB(w io.Writer, s lb.Status) {
 	cli.Note(w, "load balancer %s in net:[%s]: %s, %d buffered, %d moving\n", s.Name, s.Netns, fmt.Count(s.Flows, "flow"), s.Buffered, s.Moving)
 	if s.Gone {
 		cli.Note(w, "  ! its network namespace is gone, and its data path with it: %s\n", feature.RemedyGone)
+	} else if s.Problem != "" {
+		cli.Note(w, "  ! wrong answer at its agent's socket %s: %s\n", s.Problem, report.RemedyProblem)
 	} else if !s.Agent {
 		cli.Note(w, "  ! its agent does not answer: flows continue, but none can move, and no backend is checked; run weir serve\n")
 	}

@@ -151,7 +151,10 @@ func statusOf(ctx context.Context, scope string) (s Status, err error) {
 		return s, err
 	}
 	defer r.Body.Close()
-	return s, json.NewDecoder(r.Body).Decode(&s)
+	if err := json.NewDecoder(r.Body).Decode(&s); err != nil {
+		return Status{}, fmt.Errorf("wrong answer at the agent's socket %s: %w", control.Path(controlNameOf(scope)), err)
+	}
+	return s, nil
 }
 
 // DrainHere makes the agent drain its backend, see [Agent.drain]. A non-empty name must be the backend's.

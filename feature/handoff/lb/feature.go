@@ -25,7 +25,7 @@ import (
 )
 
 // Name is the feature's name: configuration key and CLI noun.
-const Name = "lb"
+const Name = spec.Name
 
 // Feature is the load balancer. weir apply records the section for the network namespace of the command. weir serve runs the agent there.
 type Feature struct{}

@@ -25,6 +25,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/internal/accept"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/internal/users"
 	"github.com/weir-project/weir/kernel"
 )
@@ -173,17 +174,27 @@ func Unread(root *kernel.Root) error {
 	return errors.Join(err, unread.WithoutDamage().Err())
 }
 
+// readStatus asks the agent of a load balancer. Without a good answer it reads the pins.
 func readStatus(ctx context.Context, root *kernel.Root, inst kernel.Instance) (s Status, err error) {
+	problem := ""
 	body, err := request(ctx, http.MethodGet, inst, "/status")
 	if err == nil {
-		return s, json.Unmarshal(body, &s)
+		err = json.Unmarshal(body, &s)
+	}
+	if err == nil {
+		s.Problem = "" // of readers alone
+		return s, nil
+	} else if !errors.Is(err, control.ErrNoAnswer) {
+		problem = fmt.Sprintf("%s: %.200s", control.Path(controlName(inst.Scope, inst.Name[len(spec.PinPrefix):])), printable.OneLine(err.Error()))
 	}
 	f, err := View(root, inst)
 	if err != nil {
-		return s, err
+		return Status{Problem: problem}, err
 	}
 	defer f.Close()
-	return f.Status()
+	s, err = f.Status()
+	s.Problem = problem
+	return s, err
 }
 
 // Override asks the agent of a load balancer to pin a client of a service to a backend. An empty backend ends the override.
@@ -215,14 +226,7 @@ func onlyName(all []kernel.Instance) (string, error) {
 	for _, inst := range all {
 		names[inst.Name[len(spec.PinPrefix):]] = true
 	}
-	sorted := slices.Sorted(maps.Keys(names))
-	switch len(sorted) {
-	case 0:
-		return Name, nil
-	case 1:
-		return sorted[0], nil
-	}
-	return "", fmt.Errorf("there are several load balancers: name one of %s", strings.Join(sorted, ", "))
+	return spec.OnlyName(names)
 }
 
 // errOther is the error about an unknown name. It lists the existing names.

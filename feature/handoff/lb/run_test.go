@@ -5,6 +5,7 @@ package lb
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/feature/handoff/control"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 	"github.com/weir-project/weir/internal/nstest"
@@ -223,5 +225,44 @@ func TestConfigErrors(t *testing.T) {
 	line := 1 + strings.Count(text[:strings.Index(text, "buffer_timeout:")], "\n")
 	if _, err := parseConfig("weir.yaml", []byte(text)); err == nil || !strings.HasPrefix(err.Error(), fmt.Sprintf("weir.yaml:%d:17: lb: buffer_timeout 1ms", line)) {
 		t.Errorf("%v, want it at line %d", err, line)
+	}
+}
+
+// TestWrongAnswerOfAgent checks that a wrong answer at an agent's socket is reported with the socket,
+// beside everything known without the agent.
+func TestWrongAnswerOfAgent(t *testing.T) {
+	sc := newScene(t)
+	sc.f.Close()
+	root := kernel.OpenRoot(nstest.BPFFS + "/lb-wrong")
+	running(t, sc, root, fileOf(peertest.NewAuthority(t), sc.devices, "register: true\n"))()
+	t.Cleanup(func() {
+		if err := Remove(context.Background(), root, sc.middle, "lb"); err != nil {
+			t.Error(err)
+		}
+	})
+	for answer, code := range map[string]int{"": 200, `{"flows":`: 200, `{"backends":[{"address":"x"}]}`: 200, "one\n! two": 500} {
+		ctx, cancel := context.WithCancel(t.Context())
+		l, err := control.Listen(ctx, controlName(kernel.ScopeOf(sc.middle), "lb"), slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error, 1)
+		go func() {
+			done <- control.Serve(ctx, l, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.WriteHeader(code)
+				_, _ = io.WriteString(w, answer)
+			}), slog.New(slog.DiscardHandler))
+		}()
+		part, err := Feature{}.Report(t.Context(), root, nil)
+		all := part.(Report).Balancers
+		if err != nil || len(all) != 1 || all[0].Name != "lb" || all[0].Agent || !strings.HasPrefix(all[0].Problem, l.Addr().String()+": ") || strings.Contains(all[0].Problem, "\n") {
+			t.Errorf("answer %q: %+v, %v", answer, all, err)
+		} else if f := all[0].Findings(); len(f) == 0 || !strings.Contains(f[0].Text, l.Addr().String()) {
+			t.Errorf("answer %q: findings %+v", answer, f)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
 	}
 }

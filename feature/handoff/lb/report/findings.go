@@ -13,8 +13,11 @@ import (
 // certificateNear is the time before a certificate's expiry in which it is reported.
 const certificateNear = 7 * 24 * time.Hour
 
-// Findings returns the problems of a load balancer. These are a missing network namespace, a device
-// without its program, a backend with unprivileged tunnel ports, and a rejected or expiring
+// RemedyProblem is the remedy of a wrong answer at the socket of an agent.
+const RemedyProblem = "restart weir serve; if another process listens there, end it"
+
+// Findings returns the problems of a load balancer. These are a missing network namespace, a wrong
+// answer of its agent, a device without its program, a backend with unprivileged tunnel ports, and a rejected or expiring
 // certificate.
 func (s Status) Findings() (out []feature.Finding) {
 	add := func(text, remedy string) {
@@ -23,6 +26,9 @@ func (s Status) Findings() (out []feature.Finding) {
 	fail := func(text, remedy string) { out = append(out, feature.Failure("load balancer "+s.Name, text, remedy)) }
 	if s.Gone {
 		fail(fmt.Sprintf("its network namespace net:[%s] is gone, and its data path with it", s.Netns), feature.RemedyGone)
+	}
+	if s.Problem != "" {
+		fail("wrong answer at its agent's socket: "+s.Problem, RemedyProblem)
 	}
 	for _, d := range s.Devices {
 		remedy := feature.DeviceRemedy

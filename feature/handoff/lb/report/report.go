@@ -30,6 +30,7 @@ type Status struct {
 	Certificate *peer.Certificate `json:"certificate,omitempty"` // of the agent
 
 	Devices []DeviceFault `json:"device_faults,omitempty"` // its devices without its program
+	Problem string        `json:"problem,omitempty"`       // a wrong answer at its agent's socket: the rest is from the pins
 }
 
 // DeviceFault is a device of a load balancer without its program.
