@@ -251,6 +251,8 @@ backend's name: it guards against the wrong terminal.`,
 					fmt.Count(last.Left, "session"), len(last.Blocked), err)
 			case err != nil && how.All && staying(last) != "":
 				return fmt.Errorf("%s left, and new flows stay stopped until --undo: %w", staying(last), err)
+			case err != nil && ctx.Err() != nil && !how.Undo:
+				return fmt.Errorf("%w: new flows may stay stopped until --undo", err)
 			case err != nil:
 				return err
 			case how.Undo:

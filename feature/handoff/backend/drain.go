@@ -71,14 +71,25 @@ func (a *Agent) drain(ctx context.Context, how Draining, progress func(Drained))
 		a.setWeight(was) // it would take effect with the next connection
 		return fmt.Errorf("tell the load balancer, so nothing was changed: %w", err)
 	}
+	out, err := a.empty(ctx, how, progress)
+	switch {
+	case err == nil:
+		return nil
+	case !out: // the load balancer may have read the registration, or reads the next one
+		return fmt.Errorf("%w; the load balancer has not confirmed weight 0, and it may still take effect: weir handoff drain --undo restores the weight", err)
+	}
+	return fmt.Errorf("%w; new flows stay stopped: weir handoff drain --undo restores the weight", err)
+}
+
+// empty moves the sessions of a backend with weight 0. out reports whether the load balancer has confirmed the weight.
+func (a *Agent) empty(ctx context.Context, how Draining, progress func(Drained)) (out bool, err error) {
 	for {
-		out, err := a.outOfShare() // before counting, to include sessions arrived until then
-		if err != nil {
-			return err
+		if out, err = a.outOfShare(); err != nil { // before counting, to include sessions arrived until then
+			return out, err
 		}
 		d, err := a.drainStep(ctx)
 		if err != nil {
-			return err
+			return out, err
 		}
 		if !out && d.Left == 0 {
 			d.Reason = "the load balancer has not yet confirmed the drain"
@@ -86,14 +97,14 @@ func (a *Agent) drain(ctx context.Context, how Draining, progress func(Drained))
 		progress(d)
 		stays := d.Immobile + d.Others
 		if d.Left == 0 && out && (stays == 0 || !how.All) {
-			return nil
+			return out, nil
 		}
 		select {
 		case <-ctx.Done():
 			if !out {
-				return fmt.Errorf("new sessions may still arrive, and %d remain: %w", d.Left, ctx.Err())
+				return out, fmt.Errorf("new sessions may still arrive, and %d remain: %w", d.Left, ctx.Err())
 			}
-			return fmt.Errorf("%s remain: %w", printable.Count(d.Left+stays, "session"), ctx.Err())
+			return out, fmt.Errorf("%s remain: %w", printable.Count(d.Left+stays, "session"), ctx.Err())
 		case <-time.After(drainEvery):
 		}
 	}

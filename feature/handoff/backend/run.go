@@ -174,15 +174,21 @@ func DrainHere(ctx context.Context, name string, how Draining, progress func(Dra
 		return err
 	}
 	defer r.Body.Close()
-	for lines := bufio.NewScanner(r.Body); lines.Scan(); {
+	lines := bufio.NewScanner(r.Body)
+	for lines.Scan() {
 		var d Drained
 		if err := json.Unmarshal(lines.Bytes(), &d); err != nil {
-			return err
+			return fmt.Errorf("wrong answer of the backend's agent: %w", err)
 		}
 		if d.Failed {
 			return errors.New(d.Reason)
 		}
 		progress(d)
 	}
-	return ctx.Err()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	} else if err := lines.Err(); err != nil {
+		return fmt.Errorf("the backend's agent ended, and the drain with it: run weir handoff drain again: %w", err)
+	}
+	return nil
 }

@@ -4,17 +4,23 @@ package backend
 
 import (
 	"context"
+	"encoding/json"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/feature/handoff/control"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 	"github.com/weir-project/weir/feature/handoff/quarantine"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // deaf is an agent that sends hello, and then reads nothing.
@@ -243,5 +249,63 @@ func TestFailedDrainChangesNothing(t *testing.T) {
 	}
 	if w := a.registration().Weight; w != 3 {
 		t.Errorf("the next registration has weight %d", w)
+	}
+}
+
+// TestUnconfirmedDrain checks the error of a drain that the load balancer never confirms: the weight may take effect.
+func TestUnconfirmedDrain(t *testing.T) {
+	ca := peertest.NewAuthority(t)
+	a := lonely(t, ca)
+	a.o.Registration = peer.Registration{Address: netip.MustParseAddr("10.0.0.1"), Weight: 3}
+	a.weight = 3
+	a.o.Keeper = filepath.Join(t.TempDir(), "no keeper")
+	c, err := peer.Dial(t.Context(), deaf(t, ca), "deaf", a.o.TLS, peer.Hello{Number: 1, Instance: 5, Name: "own"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	a.lb.c.Store(c)
+	fails := func(when, want string) {
+		t.Helper()
+		if err := a.drain(t.Context(), Draining{AllowOutage: true}, func(Drained) {}); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "weir handoff drain --undo") {
+			t.Errorf("%s: %v, without %q", when, err, want)
+		}
+		if w := a.registration().Weight; w != 0 {
+			t.Errorf("%s: the next registration has weight %d", when, w)
+		}
+	}
+	fails("without a keeper", "the load balancer has not confirmed weight 0, and it may still take effect")
+	a.unwanted = "no such backend"
+	fails("rejected", "may still take effect")
+}
+
+// TestDrainOfEndedAgent checks that a drain fails if its agent ends before the last answer.
+func TestDrainOfEndedAgent(t *testing.T) {
+	ns, err := netns.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	nstest.NeedRoot(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	l, err := control.Listen(ctx, controlName(ns), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() {
+		done <- control.Serve(ctx, l, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_ = json.NewEncoder(w).Encode(Drained{Backend: "s1", Left: 2})
+			_ = http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler) // the connection ends, as with the agent
+		}), slog.New(slog.DiscardHandler))
+	}()
+	steps := 0
+	if err := DrainHere(t.Context(), "", Draining{}, func(Drained) { steps++ }); err == nil || steps != 1 || !strings.Contains(err.Error(), "run weir handoff drain again") {
+		t.Errorf("after %d steps: %v", steps, err)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }
