@@ -138,3 +138,6 @@ func (Applied[C]) Same(a, b *C) bool {
 	y, err2 := json.Marshal(b)
 	return err == nil && err2 == nil && string(x) == string(y)
 }
+
+// IsApplied reports whether an instance is a spec.
+func IsApplied(i kernel.Instance) bool { return i.Name == appliedName }

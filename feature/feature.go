@@ -64,6 +64,13 @@ type Mapped interface {
 	MapPrefixes() []string
 }
 
+// Recorded is implemented by features with maps. PinnedMaps returns the names of the maps that the instance has in each
+// version. ok is false for an instance that the feature never publishes. Recovery pins nothing by a record without
+// these maps: a damaged or forged record can be of another instance.
+type Recorded interface {
+	PinnedMaps(i kernel.Instance) (names []string, ok bool)
+}
+
 // Shared is implemented by features whose items in the file share instances, one for each network namespace. Their names
 // begin with @. Other instances with such names are derived from instances of items.
 type Shared interface {

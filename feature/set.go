@@ -5,6 +5,7 @@ package feature
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -214,10 +215,13 @@ func (s Set[I, V]) Recover(l *kernel.WriteLock) error { return s.Store.RemoveGon
 // Complete implements Completer.
 func (s Set[I, V]) Complete(l *kernel.WriteLock, i kernel.Instance, _ []string) (string, error) {
 	rec, err := s.Store.Read(l.Root, i)
-	if err != nil {
-		return "recreated by the plan", l.Remove(i)
+	if err == nil {
+		err = s.again(l, rec)
+		if !errors.Is(err, kernel.ErrDamaged) {
+			return "attached again", err
+		}
 	}
-	return "attached again", s.again(l, rec)
+	return "recreated by the plan", l.Remove(i)
 }
 
 // again reconciles an instance with its own record.

@@ -260,7 +260,7 @@ func (h *Host) Remove(ctx context.Context, name string, allowOutage bool) error 
 		var errs []error
 		for _, f := range some {
 			if ctx.Err() == nil {
-				errs = append(errs, f.Remove(ctx, l))
+				errs = append(errs, h.removeFeature(ctx, l, f))
 			}
 		}
 		if ctx.Err() != nil {
@@ -269,6 +269,27 @@ func (h *Host) Remove(ctx context.Context, name string, allowOutage bool) error 
 		l.ForgetDamaged(func(i kernel.Instance) bool { return name == "" || i.Feature == name })
 		return errors.Join(errs...)
 	})
+}
+
+// removeFeature removes a feature's state. Its instances with lost pins can be an obstacle: their remaining pins are then
+// removed first.
+func (h *Host) removeFeature(ctx context.Context, l *kernel.WriteLock, f feature.Declared) error {
+	err := f.Remove(ctx, l)
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	faults, _ := kernel.NewChecker(h.Root).Check()
+	damaged := kernel.Damaged(slices.DeleteFunc(faults, func(fault kernel.Fault) bool {
+		return fault.Kind != kernel.FaultPins || !publishes(f, fault.Instance)
+	}))
+	if len(damaged) == 0 {
+		return err
+	}
+	var errs []error
+	for _, i := range damaged {
+		errs = append(errs, l.Remove(i))
+	}
+	return errors.Join(append(errs, f.Remove(ctx, l))...)
 }
 
 // RemovePart applies a plan that removes a part of a feature, for the feature's own command. It rejects outages like

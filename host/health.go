@@ -40,11 +40,13 @@ func (h *Host) check(ctx context.Context, c *kernel.Checker) ([]kernel.Fault, er
 	return remedied(faults), err
 }
 
+const remedyServe = "; if it does not, restart weir serve"
+
 // remedied adapts the remedies of features that weir apply does not attach.
 func remedied(faults []kernel.Fault) []kernel.Fault {
 	for i, f := range faults {
-		if byAgent(f.Feature) && f.Damage() {
-			faults[i].Remedy += "; if it does not, restart weir serve"
+		if byAgent(f.Feature) && f.Damage() && !strings.HasSuffix(f.Remedy, remedyServe) {
+			faults[i].Remedy += remedyServe
 		}
 	}
 	return faults
@@ -219,9 +221,40 @@ func ownMap(name string) bool {
 	return false
 }
 
-// recoverInstance restores the living parts of an instance. Its feature recreates the rest.
+// publishes reports whether a feature has instances of this name.
+func publishes(f feature.Declared, i kernel.Instance) (ok bool) {
+	if r, is := f.Value.(feature.Recorded); is {
+		if _, ok = r.PinnedMaps(i); ok {
+			return true
+		}
+	}
+	return f.Name == i.Feature
+}
+
+// neededMaps returns the names of the maps without which an instance of this name is something else. ok is false if no
+// feature has such instances.
+func neededMaps(i kernel.Instance) (names []string, ok bool) {
+	for _, f := range features {
+		if r, is := f.Value.(feature.Recorded); is {
+			if names, ok := r.PinnedMaps(i); ok {
+				return names, true
+			}
+		} else if f.Name == i.Feature {
+			return nil, true // a library's own feature
+		}
+	}
+	return nil, feature.IsApplied(i)
+}
+
+// recoverInstance restores the living parts of an instance. Its feature recreates the rest. A record of nothing is
+// removed.
 func recoverInstance(l *kernel.WriteLock, i kernel.Instance) (note string, err error) {
-	lacks, err := l.Restore(i, ownMap)
+	needed, ok := neededMaps(i)
+	if !ok {
+		l.ForgetDamaged(func(other kernel.Instance) bool { return other == i })
+		return "ignored: no feature of this weir has such an instance", nil
+	}
+	lacks, err := l.Restore(i, ownMap, needed...)
 	if err == nil && len(lacks) == 0 {
 		return "", nil
 	}
@@ -234,6 +267,9 @@ func recoverInstance(l *kernel.WriteLock, i kernel.Instance) (note string, err e
 			}
 			return note, err
 		}
+	}
+	if errors.Is(err, kernel.ErrNoRecord) && !byAgent(i.Feature) {
+		return "recreated", l.Remove(i)
 	}
 	if err != nil || byAgent(i.Feature) {
 		return "", err // its agent attaches it

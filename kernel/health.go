@@ -202,7 +202,12 @@ func (c *Checker) instance(i Instance, rec record) []Fault {
 		return nil // removed meanwhile
 	}
 	if rec.Dir != st.Sys().(*syscall.Stat_t).Ino {
-		rec = record{} // published again by another version of weir
+		rec = record{Maps: map[string]ebpf.MapID{}} // published again by another version of weir
+		if meta, err := c.root.Meta(i); err == nil {
+			for _, name := range meta.parts.Maps {
+				rec.Maps[name] = 0
+			}
+		}
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -12,7 +12,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
-	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/internal/users"
 )
@@ -78,39 +77,10 @@ func explainLoad(what string, err error) error {
 	case errors.As(err, &ve):
 		return fmt.Errorf("%s: rejected by the kernel's verifier: %w (weir doctor shows what this kernel supports)", what, err)
 	case errors.Is(err, os.ErrPermission):
-		return fmt.Errorf("%s: %w: %s", what, err, rightsLacking())
+		return fmt.Errorf("%s: %w: %s", what, err, users.LackingForBPF())
 	}
 	return fmt.Errorf("%s: %w", what, err)
 }
 
 // ObjectHash returns the SHA-256 of a BPF object, as stored in meta.
 func ObjectHash(elf []byte) [sha256.Size]byte { return sha256.Sum256(elf) }
-
-// capabilities lists the capabilities needed for BPF and attaching (capabilities(7)).
-var capabilities = []struct {
-	bit  int
-	name string
-}{{unix.CAP_BPF, "CAP_BPF"}, {unix.CAP_NET_ADMIN, "CAP_NET_ADMIN"}, {unix.CAP_PERFMON, "CAP_PERFMON"}}
-
-// rightsLacking describes the missing rights of this process, because the kernel's error does not. Root of a container
-// may have no capabilities.
-func rightsLacking() string {
-	lacks := missingCapabilities()
-	switch {
-	case os.Geteuid() != 0 && len(lacks) > 0:
-		return "run as root, or with " + strings.Join(lacks, ", ")
-	case len(lacks) > 0:
-		return fmt.Sprintf("this process is root and lacks %s: add them to the container (--cap-add) or the unit (CapabilityBoundingSet=, AmbientCapabilities=)", strings.Join(lacks, ", "))
-	}
-	return "it has CAP_BPF: a security module, seccomp or a user namespace denies it; see the kernel log"
-}
-
-// missingCapabilities returns the ineffective capabilities. CAP_SYS_ADMIN includes CAP_BPF and CAP_PERFMON.
-func missingCapabilities() (out []string) {
-	for _, c := range capabilities {
-		if !users.Has(c.bit) && (c.bit == unix.CAP_NET_ADMIN || !users.Has(unix.CAP_SYS_ADMIN)) {
-			out = append(out, c.name)
-		}
-	}
-	return out
-}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/internal/sockfilter"
+	"github.com/weir-project/weir/internal/users"
 )
 
 // ErrUnsupported is returned if this kernel or user lacks a facility. The exit status of a command is then 3.
@@ -144,7 +145,7 @@ func ProbeMap(t ebpf.MapType) func() error {
 // ExplainProbe adds the missing rights to a permission error.
 func ExplainProbe(err error) error {
 	if errors.Is(err, os.ErrPermission) {
-		return fmt.Errorf("%w: %s", os.ErrPermission, rightsLacking()) // the libraries guess other reasons
+		return fmt.Errorf("%w: %s", os.ErrPermission, users.LackingForBPF()) // the libraries guess other reasons
 	}
 	return err
 }

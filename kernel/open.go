@@ -18,6 +18,9 @@ import (
 // ErrDamaged is returned if single pins of an instance are missing.
 var ErrDamaged = errors.New("a pin is gone")
 
+// ErrNoRecord is returned for a damaged instance without a record of its parts.
+var ErrNoRecord = errors.New("there is no record of its parts: run weir remove for its feature, then weir apply")
+
 func fileInode(f os.FileInfo) uint64 { return f.Sys().(*syscall.Stat_t).Ino }
 
 // Opened is a published instance, open for reading, or through a WriteLock for writing. The caller closes it.
@@ -107,7 +110,11 @@ func (r *Root) openPins(o *Opened, handle string, opts *ebpf.LoadPinOptions, map
 			return r.explainOpen(o.dir, err)
 		}
 	}
-	if name, lacks := o.Meta.parts.Lacks(maps); all && lacks {
+	needed := o.Meta.parts
+	if needed.Instance == "" { // published by an earlier weir
+		needed.Maps = r.recordedMaps(o.Instance, fileInode(o.was))
+	}
+	if name, lacks := needed.Lacks(maps); all && lacks {
 		return fmt.Errorf("%s: %w: %s", filepath.Join(o.dir, mapPrefix+name), ErrDamaged, remedyApply)
 	}
 	for _, name := range maps {

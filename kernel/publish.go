@@ -29,8 +29,9 @@ func isLink(pin string) bool { return strings.HasPrefix(pin, linkPrefix) }
 // Pins are the parts of an instance beside its meta, by name without prefix. A program has no pin of its own: its link
 // holds it.
 type Pins struct {
-	Maps  map[string]*ebpf.Map
-	Links map[string]Link
+	Maps     map[string]*ebpf.Map
+	Links    map[string]Link
+	Optional []string // maps without which the instance still works
 }
 
 // Publish pins an instance in a staging directory, then moves the directory into place. It replaces an older instance of
@@ -86,7 +87,7 @@ func (l *WriteLock) dirPath(i Instance) string { return l.Root.dir(i) }
 func (l *WriteLock) stage(staged string, meta Meta, pins Pins) error {
 	gid := l.gid()
 	of, _ := filepath.Rel(l.path, strings.TrimSuffix(staged, stagedSuffix))
-	meta.parts = parts.Of(of, slices.Collect(maps.Keys(pins.Maps)))
+	meta.parts = parts.Of(of, slices.Collect(maps.Keys(pins.Maps)), pins.Optional)
 	m, err := meta.create()
 	if err != nil {
 		return err

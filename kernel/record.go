@@ -282,6 +282,15 @@ func (l *WriteLock) closeRecords(device uint64) {
 	l.closeServing()
 }
 
+// recordedMaps returns the recorded maps of an instance with this directory.
+func (r *Root) recordedMaps(i Instance, dir uint64) []string {
+	rec, err := r.readRecord(filepath.Join(r.recordsAt(r.device()), recordName(i)))
+	if err != nil || rec.Dir != dir {
+		return nil
+	}
+	return slices.Collect(maps.Keys(rec.Maps))
+}
+
 func (r *Root) readRecord(path string) (rec record, err error) {
 	b, err := r.files().ReadFile(path)
 	if err == nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/weir-project/weir/internal/units"
 	"github.com/weir-project/weir/kernel/internal/confined"
 	"github.com/weir-project/weir/kernel/internal/mounts"
+	"github.com/weir-project/weir/kernel/internal/parts"
 )
 
 // Lost returns the instances published on a BPF file system that is no longer mounted. It omits instances without a
@@ -76,11 +77,22 @@ func (l *WriteLock) recorded(i Instance) (record, bool) {
 // pins lost for good. The instance then exists without them. A forged or copied record can name any object of the host. So
 // a program must use a map of the instance, and a program of the instance must use a map. If no program uses a map, it
 // must have no pin outside the root. Each map must have one of weir's names in the kernel (named). Restore drops entries
-// with maps of other programs: the instance works without them.
-func (l *WriteLock) Restore(i Instance, named func(mapName string) bool) (lacks []string, err error) {
+// with maps of other programs: the instance works without them. It rejects a record without one of the needed maps: the
+// record is of something else. The error is [ErrNoRecord] without a record.
+func (l *WriteLock) Restore(i Instance, named func(mapName string) bool, needed ...string) (lacks []string, err error) {
 	rec, ok := l.recorded(i)
 	if !ok {
-		return nil, fmt.Errorf("%s is damaged, and there is no record of it: run weir remove for its feature, then weir apply", i)
+		return nil, fmt.Errorf("%s is damaged, and %w", i, ErrNoRecord)
+	}
+	meta, err := l.Meta(i)
+	if err != nil {
+		_ = meta.unmarshal(rec.Meta) // restoreMeta reports it
+	}
+	for _, name := range needed {
+		if rec.Maps[name] == 0 {
+			l.forget(i)
+			return nil, fmt.Errorf("the record of %s has no map %s, so it is not of this instance and %w", i, name, ErrNoRecord)
+		}
 	}
 	c := NewChecker(l.Root)
 	gone := c.gone(i, rec)
@@ -94,7 +106,7 @@ func (l *WriteLock) Restore(i Instance, named func(mapName string) bool) (lacks 
 			return nil, err
 		}
 	}
-	if lacks, err = l.restoreMaps(dir, rec, named); err != nil {
+	if lacks, err = l.restoreMaps(dir, rec, meta.parts, named); err != nil {
 		return lacks, err
 	}
 	links, err := l.restoreLinks(i, rec)
@@ -128,7 +140,7 @@ func (l *WriteLock) makeRestored(dir string) error {
 	return nil
 }
 
-func (l *WriteLock) restoreMaps(dir string, rec record, named func(string) bool) (lacks []string, err error) {
+func (l *WriteLock) restoreMaps(dir string, rec record, of parts.Parts, named func(string) bool) (lacks []string, err error) {
 	outside := sync.OnceValue(func() map[ebpf.MapID]bool { return confined.MapsOutside(l.path, mounts.Of("bpf")) })
 	claim := sync.OnceValue(func() *confined.Claim { return confined.NewClaim(l.path, dir, maps.Values(rec.Maps)) }) // by the pins found at first
 	for _, name := range slices.Sorted(maps.Keys(rec.Maps)) {
@@ -137,13 +149,16 @@ func (l *WriteLock) restoreMaps(dir string, rec record, named func(string) bool)
 			continue
 		}
 		own, known := claim().Of(rec.Maps[name])
-		if known && !own {
+		if known && !own || !of.Names(name) {
 			delete(rec.Maps, name) // a wrong entry is no damage
 			continue
 		}
-		m, err := liveMap(rec.Maps[name], named, func(id ebpf.MapID) bool { return !known && outside()[id] })
-		if err != nil {
+		m, err := confined.MapInUse(rec.Maps[name], named, func(id ebpf.MapID) bool { return !known && outside()[id] })
+		if err != nil && of.Needs(name) {
 			lacks = append(lacks, mapPrefix+name)
+			continue
+		} else if err != nil {
+			delete(rec.Maps, name)
 			continue
 		}
 		err = errors.Join(confined.Pin(l.path, path, m), l.setRights(path, false, l.gid()))
@@ -153,23 +168,6 @@ func (l *WriteLock) restoreMaps(dir string, rec record, named func(string) bool)
 		}
 	}
 	return lacks, nil
-}
-
-// liveMap finds a living map without a pin. It rejects a map of another feature or program.
-func liveMap(id ebpf.MapID, named func(string) bool, outside func(ebpf.MapID) bool) (*ebpf.Map, error) {
-	m, err := ebpf.NewMapFromID(id)
-	if err != nil {
-		return nil, err
-	}
-	info, err := m.Info()
-	if err == nil && (!named(info.Name) || outside(id)) {
-		err = fmt.Errorf("map %d %q belongs to another program", id, info.Name)
-	}
-	if err != nil {
-		m.Close()
-		return nil, err
-	}
-	return m, nil
 }
 
 func (l *WriteLock) restoreMeta(dir string, rec record) error {

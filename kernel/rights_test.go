@@ -5,6 +5,7 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"github.com/weir-project/weir/kernel/internal/parts"
 	"os"
 	"path/filepath"
 	"slices"
@@ -286,7 +287,7 @@ func TestPinsAreTheOwnersAlone(t *testing.T) {
 	if err := os.Remove(filepath.Join(r.dir(instance), mapPrefix+"b")); err != nil {
 		t.Fatal(err)
 	}
-	if lacks, err := l.restoreMaps(r.dir(instance), rec, func(string) bool { return true }); err != nil || len(lacks) > 0 {
+	if lacks, err := l.restoreMaps(r.dir(instance), rec, parts.Parts{}, func(string) bool { return true }); err != nil || len(lacks) > 0 {
 		t.Fatalf("lacks %q: %v", lacks, err)
 	}
 	wantRights(t, r, readers)

@@ -48,6 +48,19 @@ func (Feature) Shares(instance string) bool { return instance != "@bfdd" }
 // MapPrefixes implements feature.Mapped.
 func (Feature) MapPrefixes() []string { return []string{"reroute_", "bfd_", "liveness_"} }
 
+// PinnedMaps implements feature.Recorded.
+func (Feature) PinnedMaps(i kernel.Instance) (names []string, ok bool) {
+	if i.Feature != Name || i.Scope == kernel.HostScope {
+		return nil, false
+	}
+	for _, of := range []func(name string) []string{protect.PinnedMaps, liveness.PinnedMaps, engine.PinnedMaps} {
+		if names = of(i.Name); names != nil {
+			return names, true
+		}
+	}
+	return nil, false
+}
+
 // Needs implements feature.Feature: the needs of all parts, each once.
 func (Feature) Needs(c Config) []kernel.Need {
 	out := protect.Needs(c.protection())

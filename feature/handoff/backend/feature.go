@@ -73,6 +73,11 @@ func (s State) Err() error { return s.Unreadable.WithoutDamage().Err() }
 // Name implements feature.Feature.
 func (Feature) Name() string { return Name }
 
+// PinnedMaps implements feature.Recorded.
+func (Feature) PinnedMaps(i kernel.Instance) (names []string, ok bool) {
+	return quarantine.PinnedMaps(i)
+}
+
 // Under implements feature.Nested.
 func (Feature) Under() string { return "handoff" }
 

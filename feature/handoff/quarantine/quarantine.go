@@ -71,6 +71,11 @@ func Instance(ns *netns.Handle) kernel.Instance {
 
 const quarantineName = "quarantine"
 
+// PinnedMaps returns the names of the maps of the quarantine. ok is false for another instance.
+func PinnedMaps(i kernel.Instance) (names []string, ok bool) {
+	return []string{pinSessions, pinCounts}, i.Feature == Store.Feature && i.Scope != kernel.HostScope && i.Name == quarantineName
+}
+
 // Open creates the quarantine of a network namespace at these devices. Sessions of an existing quarantine stay.
 func Open(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices []string, log *slog.Logger) (_ *Quarantine, err error) {
 	if err := kernel.Require(Needs); err != nil {

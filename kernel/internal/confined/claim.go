@@ -3,6 +3,7 @@
 package confined
 
 import (
+	"fmt"
 	"iter"
 	"path/filepath"
 	"slices"
@@ -102,4 +103,21 @@ func programMaps() (out map[ebpf.ProgramID][]ebpf.MapID, all bool) {
 		}
 		p.Close()
 	}
+}
+
+// MapInUse opens a map that a program or process still holds. It rejects a map of another feature or program.
+func MapInUse(id ebpf.MapID, named func(string) bool, outside func(ebpf.MapID) bool) (*ebpf.Map, error) {
+	m, err := ebpf.NewMapFromID(id)
+	if err != nil {
+		return nil, err
+	}
+	info, err := m.Info()
+	if err == nil && (!named(info.Name) || outside(id)) {
+		err = fmt.Errorf("map %d %q belongs to another program", id, info.Name)
+	}
+	if err != nil {
+		m.Close()
+		return nil, err
+	}
+	return m, nil
 }

@@ -14,14 +14,14 @@ import (
 // Parts are an instance and its maps, by pin name without prefix. The zero value is of an earlier weir: everything fits.
 type Parts struct {
 	Instance string   `json:"instance"` // SCOPE/FEATURE/NAME
-	Maps     []string `json:"maps"`     // sorted
+	Maps     []string `json:"maps"`     // sorted, those without which it does not work
+	Optional []string `json:"optional,omitempty"`
 }
 
 // Of returns the parts of an instance.
-func Of(instance string, maps []string) Parts {
-	maps = slices.Clone(maps)
-	slices.Sort(maps)
-	return Parts{instance, maps}
+func Of(instance string, maps, optional []string) Parts {
+	maps = slices.DeleteFunc(slices.Sorted(slices.Values(maps)), func(m string) bool { return slices.Contains(optional, m) })
+	return Parts{instance, maps, optional}
 }
 
 // Marshal returns the bytes after the configuration of a meta.
@@ -60,3 +60,9 @@ func (p Parts) Lacks(pinned []string) (name string, lacks bool) {
 	}
 	return p.Maps[i], true
 }
+
+// Names reports whether the instance has a map of this name.
+func (p Parts) Names(name string) bool { return p.Needs(name) || slices.Contains(p.Optional, name) }
+
+// Needs reports whether the instance does not work without a map.
+func (p Parts) Needs(name string) bool { return p.Instance == "" || slices.Contains(p.Maps, name) }

@@ -8,7 +8,7 @@ import (
 )
 
 func TestParts(t *testing.T) {
-	p := Of("host/filter/a", []string{"counts", "base"})
+	p := Of("host/filter/a", []string{"counts", "names", "base"}, []string{"names"})
 	got, err := Parse(p.Marshal())
 	if err != nil || !reflect.DeepEqual(got, p) {
 		t.Errorf("%+v, %v, want %+v", got, err, p)
@@ -21,6 +21,12 @@ func TestParts(t *testing.T) {
 	}
 	if _, lacks := p.Lacks([]string{"base", "counts", "more"}); lacks {
 		t.Error("nothing is missing")
+	}
+	if !p.Names("names") || p.Names("other") {
+		t.Error("does not name its maps alone")
+	}
+	if !p.Needs("base") || p.Needs("names") || !(Parts{}).Needs("names") {
+		t.Error("needs an optional map, or not another")
 	}
 	if old, err := Parse(nil); err != nil || old.Fits("any/thing/x") != nil || old.Marshal() != nil {
 		t.Errorf("of an earlier weir: %+v, %v", old, err)

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -56,6 +57,14 @@ const (
 var pins = map[string]string{
 	"setups": bpf.BfdMapBfdSetups, "states": bpf.BfdMapBfdStates, "mine": bpf.BfdMapBfdMine, "peers": bpf.BfdMapBfdPeers, "hops": bpf.BfdMapBfdHops, "echoes": bpf.BfdMapBfdEchoes,
 	"clock": bpf.BfdMapBfdClock, "events": bpf.BfdMapBfdEvents, links.MapName: bpf.BfdMapRerouteLinks,
+}
+
+// PinnedMaps returns the names of the maps of an instance, nil for one of another package.
+func PinnedMaps(instance string) []string {
+	if instance != instanceName && instance != handedName {
+		return nil
+	}
+	return slices.Collect(maps.Keys(pins)) // owners is newer
 }
 
 // Needs lists the kernel features for the engine, including liveness' tick source.
