@@ -4,6 +4,8 @@ package host
 
 import (
 	"bytes"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -115,6 +117,60 @@ func TestEachPinLostWithoutRecords(t *testing.T) {
 	}
 }
 
+// Without records weir apply still recovers lost pins, except those of an agent. weir remove removes all.
+func TestLostPinsRecoveredWithoutRecords(t *testing.T) {
+	w, c, _ := damagedWorld(t)
+	pins, err := filepath.Glob(filepath.Join(w.Root.Path(), "*", "*", "*", "m*")) // maps and metas
+	if err != nil || len(pins) < 40 {
+		t.Fatalf("%d pins, %v", len(pins), err)
+	}
+	lose := func(pin string) {
+		t.Helper()
+		if err := errors.Join(os.RemoveAll(kernel.RecordDir), os.Remove(pin)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
+	}
+	c.AllowOutage = true // a lost meta of a service is a lost admission
+	recovered, dir := 0, ""
+	for _, pin := range pins { // one map and the meta of each instance
+		if strings.Contains(pin, "/handoff/") || filepath.Dir(pin) == dir && !strings.HasSuffix(pin, "/meta") {
+			continue
+		}
+		dir = filepath.Dir(pin)
+		lose(pin)
+		name := strings.TrimPrefix(pin, w.Root.Path())
+		err := w.Apply(t.Context(), c, func(Done) {})
+		if err != nil && strings.HasSuffix(name, "/meta") && strings.Contains(name, "/steer/@") { // an engine's maps are unreadable without it
+			err = errors.Join(w.Remove(t.Context(), "steer", true), w.Apply(t.Context(), c, func(Done) {}))
+		}
+		if err != nil {
+			t.Errorf("without %s: %v", name, err)
+		}
+		faults, err := w.Faults(t.Context())
+		if all := kernel.Damaged(faults); err != nil || len(all) > 0 {
+			t.Errorf("without %s: %q after apply, %v", name, faults, err)
+		}
+		if _, err := w.Reader("").Status(t.Context()); err != nil {
+			t.Errorf("without %s: status after apply: %v", name, err)
+		}
+		recovered++
+	}
+	if recovered < 16 {
+		t.Errorf("%d pins lost", recovered)
+	}
+	for _, pin := range pins {
+		if _, err := os.Stat(pin); err == nil && strings.HasSuffix(pin, "counts") {
+			lose(pin)
+		}
+	}
+	if err := w.Remove(t.Context(), "", true); err != nil {
+		t.Error(err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(w.Root.Path(), "*", "*", "*")); len(left) > 0 {
+		t.Errorf("left after remove: %q", left)
+	}
+}
+
 // A record under another instance's name, as user weir can write it, makes nothing of that instance.
 func TestRecordUnderAnotherName(t *testing.T) {
 	w, c, _ := damagedWorld(t)
@@ -127,9 +183,29 @@ func TestRecordUnderAnotherName(t *testing.T) {
 		t.Fatal(err)
 	}
 	scope, _, _ := strings.Cut(filepath.Base(records[0]), "+")
-	for _, name := range [][2]string{{"guard", "other"}, {"filter", "other"}, {"reroute", "@other"}, {"steer", "other"}, {"lb", "spec"}} {
-		forged := strings.NewReplacer(`"filter"`, `"`+name[0]+`"`, `"tcx"`, `"`+name[1]+`"`).Replace(string(text))
+	realScope := scope
+	var rec struct{ Meta []byte }
+	if err := json.Unmarshal(text, &rec); err != nil {
+		t.Fatal(err)
+	}
+	cut := rec.Meta[:bytes.LastIndex(rec.Meta, []byte(`{"instance"`))] // what names the instance
+	unnamed := bytes.Replace(text, []byte(base64.StdEncoding.EncodeToString(rec.Meta)), []byte(base64.StdEncoding.EncodeToString(cut)), 1)
+	if len(unnamed) >= len(text) {
+		t.Fatal("nothing was cut off")
+	}
+	all := [][3]string{{scope, "guard", "other"}, {scope, "filter", "other"}, {scope, "reroute", "@other"}, {scope, "steer", "other"}, {scope, "lb", "spec"},
+		{kernel.HostScope, "filter", "tcx"}, {scope, "nofeature", "x"}, {scope, "guard", "@hooks"}, {scope, "handoff", "lb-z"}, {kernel.HostScope, "steer", "x"}}
+	for n, name := range append(all, all...) {
+		if n == len(all) {
+			text = unnamed
+		}
+		scope := name[0]
+		name := name[1:]
+		forged := strings.NewReplacer(`"`+realScope+`"`, `"`+scope+`"`, `"filter"`, `"`+name[0]+`"`, `"tcx"`, `"`+name[1]+`"`).Replace(string(text))
 		path := filepath.Join(filepath.Dir(records[0]), scope+"+"+name[0]+"+"+name[1])
+		if _, err := os.Stat(path); err == nil {
+			continue // of a real instance
+		}
 		if err := os.WriteFile(path, []byte(forged), 0o640); err != nil {
 			t.Fatal(err)
 		}
@@ -140,6 +216,9 @@ func TestRecordUnderAnotherName(t *testing.T) {
 		}
 		if trace := panics(func() error { _, err := w.Reader("").Status(t.Context()); return err }); trace != "" {
 			t.Errorf("%s: status: %s", name, trace)
+		}
+		if trace := panics(func() error { _, err := w.UpgradePlan(t.Context()); return err }); trace != "" {
+			t.Errorf("%s: upgrade: %s", name, trace)
 		}
 		if _, err := os.Stat(filepath.Join(w.Root.Path(), scope, name[0], name[1])); err == nil {
 			t.Errorf("%s has pins by a forged record", name)
