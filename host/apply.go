@@ -14,6 +14,7 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
+	pinrights "github.com/weir-project/weir/kernel/rights"
 )
 
 // Remedies for a command stopped midway.
@@ -52,7 +53,7 @@ func (h *Host) Plan(ctx context.Context, c *Config) (feature.Plan, error) {
 		return feature.Plan{}, err
 	}
 	var all feature.Plan
-	if err := h.Root.Usable(); err != nil { // Apply would reject it
+	if err := cmp.Or(h.Root.Usable(), pinrights.Links(h.Root.Path())); err != nil { // Apply would reject it
 		return all, err
 	}
 	faults, err := h.Faults(ctx)

@@ -181,3 +181,38 @@ func TestTextsInRecords(t *testing.T) {
 	}
 	w.apply(before)
 }
+
+// A link among the pins stops weir apply. weir apply --dry-run says so, too, and both name its path once.
+func TestLinkAmongPins(t *testing.T) {
+	nstest.NeedRoot(t)
+	w := newWorld(t)
+	const text = "filter:\n  - {name: %s, hook: tcx, interfaces: [lo], rules: [{match: 'udp.dstport == 9', action: drop}]}\n"
+	c, other := w.config(text, "one"), w.config(text, "two")
+	w.apply(c)
+	all, err := w.Root.Instances("filter")
+	if err != nil || len(all) != 1 {
+		t.Fatal(all, err)
+	}
+	for _, pin := range []string{"meta", "map_counts", "map_base"} {
+		path := filepath.Join(w.Root.Path(), all[0].Scope, all[0].Feature, all[0].Name, pin)
+		if err := errors.Join(os.Rename(path, path+"0"), os.Symlink("/etc/passwd", path)); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range []*Config{c, other} {
+			_, planned := w.Plan(t.Context(), c)
+			applied := w.Apply(t.Context(), c, func(Done) {})
+			_, opened := w.Root.Open(all[0])
+			for what, err := range map[string]error{"dry run": planned, "apply": applied, "open": opened} {
+				if err == nil || !strings.Contains(err.Error(), path+": ") || strings.Count(err.Error(), "open ") != 1 || !strings.Contains(err.Error(), "is a symbolic link: remove it") {
+					t.Errorf("%s: %s: %v", pin, what, err)
+				}
+			}
+		}
+		if err := errors.Join(os.Remove(path), os.Rename(path+"0", path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if steps := w.plan(c); len(steps) > 0 {
+		t.Errorf("without links: %q", steps)
+	}
+}

@@ -196,7 +196,11 @@ func (r *Root) explainOpen(path string, err error) error {
 		return fmt.Errorf("%s: %w", path, ErrNotExist)
 	case errors.Is(err, os.ErrPermission):
 		return r.unreadable(path)
-	case scarce(err) != "":
+	}
+	if outer, ok := err.(*os.PathError); ok {
+		err = outer.Err // its path is the same one, or below a descriptor
+	}
+	if scarce(err) != "" {
 		return fmt.Errorf("open %s: %w: %s", path, err, scarce(err))
 	}
 	return fmt.Errorf("open %s: %w", path, err)

@@ -256,16 +256,9 @@ func (r *Root) SweepRecords(text string) {
 		return // its next writer removes them
 	}
 	l := &WriteLock{Root: r} // without a directory nobody holds the lock
-	names := func(dir string) (out []string) {
-		entries, _ := r.files().ReadDir(dir)
-		for _, e := range entries {
-			out = append(out, e.Name())
-		}
-		return out
-	}
-	l.forgetGone(slices.Values(names(l.recordsAt(l.device()))))
+	l.forgetGone(slices.Values(l.files().Names(l.recordsAt(l.device()))))
 	l.closeRecords(l.device())
-	if !slices.ContainsFunc(names(l.recordsPath()), func(n string) bool { return n != servingName && n != "+"+text }) {
+	if !slices.ContainsFunc(l.files().Names(l.recordsPath()), func(n string) bool { return n != servingName && n != "+"+text }) {
 		_ = l.Forget(text)
 		l.closeServing()
 	}

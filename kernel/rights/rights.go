@@ -5,6 +5,8 @@
 package rights
 
 import (
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -46,4 +48,24 @@ func IsPin(path string) bool {
 	default:
 		return strings.HasPrefix(base, "map_") || strings.HasPrefix(base, "link_")
 	}
+}
+
+// Links returns an error about a symbolic link among the pins of a root. Each change stops at one: it gives the pins
+// their owner and mode.
+func Links(root string) error {
+	return filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case path == root:
+			return nil
+		case err != nil:
+			return nil //nolint:nilerr // removed meanwhile, or closed to this user
+		case !IsOwn(path[len(root)+1:], d.IsDir()):
+			if d.IsDir() {
+				return fs.SkipDir
+			}
+		case d.Type() == fs.ModeSymlink:
+			return fmt.Errorf("open %s: it is a symbolic link: remove it", path)
+		}
+		return nil
+	})
 }

@@ -132,6 +132,15 @@ func (d Dirs) ReadDir(path string) ([]os.DirEntry, error) {
 	return out, err
 }
 
+// Names returns the names in a directory, or none if it is unreadable.
+func (d Dirs) Names(path string) (out []string) {
+	entries, _ := d.ReadDir(path)
+	for _, e := range entries {
+		out = append(out, e.Name())
+	}
+	return out
+}
+
 // OpenDir opens a directory.
 func (d Dirs) OpenDir(path string) (f *os.File, err error) {
 	err = d.inside(path, func(dir *os.Root, rel string) error {
