@@ -53,12 +53,12 @@ func (Feature) PinnedMaps(i kernel.Instance) (names []string, ok bool) {
 	if i.Feature != Name || i.Scope == kernel.HostScope {
 		return nil, false
 	}
-	for _, of := range []func(name string) []string{protect.PinnedMaps, liveness.PinnedMaps, engine.PinnedMaps} {
-		if names = of(i.Name); names != nil {
-			return names, true
+	for _, of := range []map[string][]string{protect.PinnedMaps, liveness.PinnedMaps, engine.PinnedMaps} {
+		if names, ok = of[i.Name]; ok {
+			break
 		}
 	}
-	return nil, false
+	return names, ok
 }
 
 // Needs implements feature.Feature: the needs of all parts, each once.

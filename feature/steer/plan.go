@@ -128,6 +128,9 @@ var _ feature.Feature[spec.Config, state.State] = Feature{}
 // Name implements feature.Feature.
 func (Feature) Name() string { return spec.Name }
 
+// PinnedMaps implements feature.Recorded.
+func (Feature) PinnedMaps(i kernel.Instance) ([]string, bool) { return engine.PinnedMaps(i) }
+
 // MapPrefixes implements feature.Mapped.
 func (Feature) MapPrefixes() []string {
 	return []string{"steer_", "bound_", "bind_", "copy_", "templates_"}

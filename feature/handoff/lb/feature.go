@@ -73,10 +73,7 @@ func (Feature) Name() string { return Name }
 func (Feature) MapPrefixes() []string { return []string{"lb_", "quarantine_"} }
 
 // PinnedMaps implements feature.Recorded.
-func (Feature) PinnedMaps(i kernel.Instance) (names []string, ok bool) {
-	return []string{"backends", "counts", "flows", "macs", "ring", "services", "setup", "sources", "tunnels"},
-		i.Feature == store.Feature && i.Scope != kernel.HostScope && strings.HasPrefix(i.Name, spec.PinPrefix)
-}
+func (Feature) PinnedMaps(i kernel.Instance) ([]string, bool) { return spec.PinnedMaps(i) }
 
 // Section implements feature.Sectioned.
 func (Feature) Section() any { return &Config{Name: Name} }

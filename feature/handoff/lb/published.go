@@ -31,7 +31,7 @@ const ABI = 1
 // links.
 var Needs = []kernel.Need{probe.TCRedirect, kernel.TCXLink, kernel.ClsactFilter}
 
-var store = instances.Store[Options]{Feature: "handoff", ABI: ABI, Object: bpf.Object, Is: func(name string) bool { return strings.HasPrefix(name, spec.PinPrefix) }}
+var store = instances.Store[Options]{Feature: spec.PinFeature, ABI: ABI, Object: bpf.Object, Is: func(name string) bool { return strings.HasPrefix(name, spec.PinPrefix) }}
 
 func instanceKey(ns *netns.Handle, name string) kernel.Instance {
 	return store.Name(kernel.ScopeOf(ns), spec.PinPrefix+name)
@@ -101,7 +101,7 @@ func closeMaps(m map[string]*ebpf.Map) {
 func (f *DataPath) publish(l *kernel.WriteLock, inst kernel.Instance, o Options) error {
 	m := f.maps.LBMaps
 	pins := kernel.Pins{Links: f.links, Maps: map[string]*ebpf.Map{"services": m.LbServices, "ring": m.LbRing, "backends": m.LbBackends,
-		"macs": m.LbMacs, "tunnels": m.LbTunnels, "setup": m.LbSetup, "flows": m.LbFlows, "counts": m.LbCounts, "sources": m.LbSources, names.MapName: f.names.Map()}}
+		"macs": m.LbMacs, "tunnels": m.LbTunnels, "setup": m.LbSetup, "flows": m.LbFlows, "counts": m.LbCounts, "sources": m.LbSources, names.MapName: f.names.Map()}, Optional: []string{names.MapName}}
 	if err := store.Publish(l, inst, instances.Form[Options]{Spec: o, Netns: f.ns, Pins: pins}); err != nil {
 		return err
 	}

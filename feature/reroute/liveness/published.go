@@ -54,13 +54,8 @@ var sharedMaps = map[string]string{
 	pinLinks: links.MapName,
 }
 
-// PinnedMaps returns the names of the maps of an instance, nil for one of another package.
-func PinnedMaps(instance string) []string {
-	if instance != instanceName {
-		return nil
-	}
-	return slices.Collect(maps.Keys(sharedMaps))
-}
+// PinnedMaps are the names of the pinned maps, by instance.
+var PinnedMaps = map[string][]string{instanceName: slices.Sorted(maps.Keys(sharedMaps))}
 
 // published is the liveness of a namespace as stored in its pins. It is the wanted state; reconcile applies it.
 type published struct {

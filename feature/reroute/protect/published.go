@@ -63,13 +63,8 @@ const (
 var mapNames = map[string]string{pinRepairs: bpf.ProtectMapRerouteRepairs, pinPaths: bpf.ProtectMapReroutePaths, pinPrefixes: bpf.ProtectMapRerouteLpm,
 	pinCounts: bpf.ProtectMapRerouteCounts, pinLinks: bpf.ProtectMapRerouteLinks}
 
-// PinnedMaps returns the names of the maps of an instance, nil for one of another package.
-func PinnedMaps(instance string) []string {
-	if instance != instanceName {
-		return nil
-	}
-	return []string{pinRepairs, pinPaths, pinPrefixes, pinCounts, pinNeighbours, pinDevices, pinLinks}
-}
+// PinnedMaps are the names of the pinned maps, by instance.
+var PinnedMaps = map[string][]string{instanceName: {pinRepairs, pinPaths, pinPrefixes, pinCounts, pinNeighbours, pinDevices, pinLinks}}
 
 // allInstances lists the namespaces with protection, readable or not.
 func allInstances(r *kernel.Root) ([]kernel.Instance, error) { return store.Keys(r) }

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -36,8 +37,17 @@ const (
 	DefaultIdleTimeout   = time.Hour
 )
 
-// PinPrefix is the prefix of load balancers' instance names in the feature's directory.
-const PinPrefix = "lb-"
+// PinFeature is the pin directory of load balancers, PinPrefix the prefix of their instances' names in it.
+const (
+	PinFeature = "handoff"
+	PinPrefix  = "lb-"
+)
+
+// PinnedMaps returns the names of the maps that an instance has in each version. ok is false for an instance of something else.
+func PinnedMaps(i kernel.Instance) (names []string, ok bool) {
+	return []string{"backends", "counts", "flows", "macs", "ring", "services", "setup", "sources", "tunnels"},
+		i.Feature == PinFeature && i.Scope != kernel.HostScope && strings.HasPrefix(i.Name, PinPrefix)
+}
 
 // Config is the section lb of weir.yaml. docs/LB.md describes each key.
 type Config struct {

@@ -59,13 +59,8 @@ var pins = map[string]string{
 	"clock": bpf.BfdMapBfdClock, "events": bpf.BfdMapBfdEvents, links.MapName: bpf.BfdMapRerouteLinks,
 }
 
-// PinnedMaps returns the names of the maps of an instance, nil for one of another package.
-func PinnedMaps(instance string) []string {
-	if instance != instanceName && instance != handedName {
-		return nil
-	}
-	return slices.Collect(maps.Keys(pins)) // owners is newer
-}
+// PinnedMaps are the names of the pinned maps, by instance. Owners is newer, and not one of them.
+var PinnedMaps = map[string][]string{instanceName: slices.Sorted(maps.Keys(pins)), handedName: slices.Sorted(maps.Keys(pins))}
 
 // Needs lists the kernel features for the engine, including liveness' tick source.
 func Needs() []kernel.Need {
