@@ -8,8 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/weir-project/weir/feature/handoff/lb/admit"
 	"github.com/weir-project/weir/feature/handoff/lb/locate"
-	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
@@ -44,9 +44,8 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	r.Address = r.Address.Unmap() // an IPv4-mapped address equals its IPv4 form
 	m := a.members[c.Peer.Number]
-	err := r.Check()
+	err := admit.Registration(&r, a.o.Services)
 	switch {
 	case !a.o.Manage:
 		return fmt.Errorf("this load balancer accepts no registrations")
@@ -54,25 +53,10 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 		return nil // of a replaced connection
 	case err != nil:
 		return err
-	case !r.Address.IsValid() || !spec.Unicast(r.Address):
-		return fmt.Errorf("address %q: want a unicast address of the backend", r.Address)
 	case own:
 		return fmt.Errorf("address %s is the load balancer's own: give the backend's", r.Address)
-	case r.Weight < 0 || r.Weight > spec.MaxWeight:
-		return fmt.Errorf("weight %d: want 0 to %d", r.Weight, spec.MaxWeight)
 	case m != nil && m.told != nil && m.Address.IsValid() && m.Address != r.Address:
 		return fmt.Errorf("address %s: lb.backends has %s for this backend", r.Address, m.Address)
-	}
-	for _, name := range r.Services {
-		if !slices.ContainsFunc(a.o.Services, func(s Service) bool { return s.Name == name }) {
-			return fmt.Errorf("service %q: this load balancer has no service of this name", name)
-		}
-	}
-	r.Unserved = slices.DeleteFunc(r.Unserved, func(name string) bool { return a.serviceIDs([]string{name}) == nil }) // services the load balancer no longer has
-	for _, s := range a.o.Services {
-		if s.Listen.Addr().Unmap() == r.Address {
-			return fmt.Errorf("address %s belongs to service %s: give an address of the backend alone", r.Address, s.Name)
-		}
 	}
 	for _, o := range a.members {
 		if o.Number != c.Peer.Number && o.Address == r.Address {

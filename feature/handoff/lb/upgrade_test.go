@@ -131,7 +131,7 @@ func (s *scene) sharesRing(t *testing.T, program uint32) {
 		id, _ := info.ID()
 		return id
 	}
-	if used[learnedName] == nil || id(used[learnedName]) != id(s.f.maps.LbLearned) {
+	if used[attachment.LearnedName] == nil || id(used[attachment.LearnedName]) != id(s.f.maps.LbLearned) {
 		t.Errorf("program %d has another ring of learned flows than the agent", program)
 	}
 }
