@@ -5,6 +5,7 @@ package lb
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -50,7 +51,7 @@ func (a *Agent) owns(number move.Backend, name string) error {
 	}
 	o, owned := a.f.names.Owner(number)
 	switch there := a.pair.nameThere(number); {
-	case !owned && there != "" && there != name:
+	case (!owned || a.unregistered[number]) && there != "" && there != name:
 		return fmt.Errorf("number %d belongs to backend %s at the partner: use another number", number, there)
 	case owned && o.Unknown():
 		return fmt.Errorf("number %d has flows of a backend of unknown name (data path of an earlier weir) at %s: connect from there, or use another number", number, o.Location)
@@ -90,6 +91,38 @@ func (a *Agent) claimNumber(number move.Backend, name string) error {
 	return a.f.names.Keep(number, name)
 }
 
+// yield gives numbers of other names at the partner to these: numbers held by a connection alone, and numbers taken while the
+// partner was not heard, unless the partner took them later. Made-up flows do not keep a number. The caller holds mu.
+func (a *Agent) yield(there *peer.Pair) (err error) {
+	for _, number := range a.f.names.All() {
+		since, young := a.young[number]
+		o, _ := a.f.names.Owner(number)
+		name := a.pair.nameThere(number)
+		age, youngThere := there.Young[number]
+		switch {
+		case a.names[number] != "" || o.Unknown() || name == "" || name == o.Name:
+			continue
+		case !a.unregistered[number] && (!young || youngThere && age <= time.Since(since).Milliseconds()):
+			continue
+		}
+		a.o.Log.Warn("number belongs to another backend at the partner, disconnecting this one", "number", number, "name", o.Name, "owner", name)
+		if c := a.backends[number]; c != nil {
+			c.Close()
+			delete(a.backends, number)
+			a.left[number] = time.Now()
+		}
+		if a.members[number] != nil {
+			delete(a.members, number)
+			a.news = true
+		}
+		delete(a.unregistered, number)
+		a.absent[number] = true // its location and flows go
+		err = errors.Join(err, a.claimNumber(number, name))
+	}
+	clear(a.young)
+	return err
+}
+
 // isOther reports whether a number has another name at the partner. The caller holds mu.
 func (a *Agent) isOther(number move.Backend) bool {
 	o, owned := a.f.names.Owner(number)
@@ -122,8 +155,12 @@ func (a *Agent) prove(c *peer.Conn) error {
 // keep notes the backend of a new connection as the owner of its number, before any flow can become known for it. The note goes
 // with the connection if the backend never registers. The caller holds mu.
 func (a *Agent) keep(h peer.Hello) error {
-	if _, owned := a.f.names.Owner(h.Number); !owned {
+	o, owned := a.f.names.Owner(h.Number)
+	if !owned {
 		a.unregistered[h.Number] = true
+	}
+	if (!owned || o.Name != h.Name) && !a.pair.isHeard() {
+		a.young[h.Number] = time.Now()
 	}
 	return a.claimNumber(h.Number, h.Name)
 }
@@ -166,6 +203,7 @@ func (a *Agent) freeNumbers(owned map[move.Backend]int) (err error) {
 		case o.Unknown() || a.unregistered[number] || a.away(number) >= a.o.IdleTimeout:
 			a.o.Log.Info("number of absent backend is free", "number", number, "name", o.Name)
 			delete(a.unregistered, number)
+			delete(a.young, number)
 			err = errors.Join(err, a.f.names.Free(number))
 		}
 	}

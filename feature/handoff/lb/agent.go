@@ -69,6 +69,8 @@ type Agent struct {
 	news      bool        // a member has changed since the latest announcement
 	kick      chan struct{}
 	left      map[move.Backend]time.Time // time of each agent's disconnection
+	// young are numbers taken while the partner was not heard, with the time: they yield to an older owner there.
+	young map[move.Backend]time.Time
 	// unregistered are numbers held by a connection alone, without a registration so far.
 	unregistered map[move.Backend]bool
 	absent       map[move.Backend]bool   // numbers with a location that another backend may take: see freeNumbers
@@ -98,7 +100,7 @@ func NewAgent(f *DataPath, o AgentOptions) (*Agent, error) {
 	}
 	a := &Agent{f: f, o: o, own: peer.Hello{Role: peer.LBAgent, Instance: peer.NewInstance(), Name: o.Name}, names: map[move.Backend]string{},
 		backends: map[move.Backend]*peer.Conn{}, timers: map[Key]*time.Timer{}, early: map[Key]*early{},
-		members: map[move.Backend]*member{}, kick: make(chan struct{}, 1), left: map[move.Backend]time.Time{}, forgotten: map[move.Backend]string{}, unregistered: map[move.Backend]bool{}, absent: map[move.Backend]bool{}, began: time.Now(), openFor: max(openFor, 2*o.MoveTimeout)}
+		members: map[move.Backend]*member{}, kick: make(chan struct{}, 1), left: map[move.Backend]time.Time{}, forgotten: map[move.Backend]string{}, unregistered: map[move.Backend]bool{}, young: map[move.Backend]time.Time{}, absent: map[move.Backend]bool{}, began: time.Now(), openFor: max(openFor, 2*o.MoveTimeout)}
 	for _, h := range o.Backends {
 		a.names[h.Number] = h.Name
 	}

@@ -5,8 +5,6 @@ package lb
 import (
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -26,59 +24,19 @@ const MaxBackends = spec.MaxBackends
 // buckets is the number of buckets of a service. Each belongs to one backend.
 const buckets = ring.Buckets
 
-// Backend is a backend behind the load balancer: on the same segment, or at the other end of a tunnel. See [locate.Location].
-type Backend struct {
-	Number    move.Backend // 1 to MaxBackends
-	Name      string       // key of the rendezvous hash: stays when numbers change
-	Interface int          // index of the load balancer's interface towards it
-	MAC       net.HardwareAddr
-	Weight    int        // share of new flows; 0: none
-	Tunnel    netip.Addr // the other end, in place of Interface and MAC; needs [Options].TunnelMTU. See package tunnel
-	Services  []int      // it gets new flows of these alone; nil: of all
-	Unserved  []int      // services without a member there: other backends, if any, get their new flows
-	Unwell    bool       // the backend loses reopened connections, and connections whose SYNs it leaves unanswered or resets
-}
-
-func (h Backend) key() locate.Key {
-	return locate.Location{Interface: h.Interface, MAC: h.MAC, Tunnel: h.Tunnel}.Key()
-}
+// Backend is a backend of the data path. It needs [Options].TunnelMTU for its tunnel.
+type Backend = places.Backend
 
 func (f *DataPath) locations() places.Maps {
 	return places.Maps{MACs: f.maps.LbMacs, Tunnels: f.maps.LbTunnels}
 }
 
-func (h Backend) check() error {
-	switch {
-	case h.Number == 0 || h.Number > MaxBackends:
-		return fmt.Errorf("backend %s: number %d: want 1 to %d", h.Name, h.Number, MaxBackends)
-	case h.Name == "":
-		return fmt.Errorf("backend %d has no name", h.Number)
-	case h.Weight < 0:
-		return fmt.Errorf("backend %s: weight %d: it must not be below 0", h.Name, h.Weight)
-	case h.Tunnel.IsValid():
-		return nil
-	case len(h.MAC) != 6:
-		return fmt.Errorf("backend %s: MAC address %q: give one of six bytes", h.Name, h.MAC)
-	case h.Interface <= 0:
-		return fmt.Errorf("backend %s: no interface leads to it", h.Name)
-	}
-	return nil
-}
-
 // SetBackends replaces the backends of all services. Known flows keep their backend. New flows follow the weights.
 func (f *DataPath) SetBackends(backends []Backend) error {
-	errs := checkLocations(backends)
-	seen := map[move.Backend]bool{}
-	for _, h := range backends {
-		errs = append(errs, h.check())
-		if seen[h.Number] {
-			errs = append(errs, fmt.Errorf("backend %s: another one has number %d", h.Name, h.Number))
-		}
-		seen[h.Number] = true
-	}
-	if err := errors.Join(errs...); err != nil {
+	if err := places.Check(backends); err != nil {
 		return err
 	}
+	var errs []error
 	for _, h := range backends {
 		errs = append(errs, f.occupy(h)) // a backend with a missing interface does not block the others
 	}
@@ -160,8 +118,10 @@ func (f *DataPath) serves(backend move.Backend, service int) bool {
 
 // occupy writes a backend's name and location. The backend is no longer vacant.
 func (f *DataPath) occupy(h Backend) error {
-	if err := f.names.Keep(h.Number, h.Name); err != nil {
-		return err
+	if o, owned := f.names.Owner(h.Number); !owned || o.Unknown() { // another name may have got the number meanwhile
+		if err := f.names.Keep(h.Number, h.Name); err != nil {
+			return err
+		}
 	}
 	if err := f.putBackend(h); err != nil {
 		return err
@@ -182,7 +142,7 @@ func (f *DataPath) putBackend(h Backend) error {
 		return fmt.Errorf("backend %s: %w", h.Name, err)
 	}
 	v := bpf.LBLbBackend{Ifindex: uint32(h.Interface), Mac: [6]uint8(h.MAC), From: from, Unwell: oneIf(h.Unwell)}
-	if err := errors.Join(f.locations().Put(h.key(), h.Number), f.maps.LbBackends.Put(uint32(h.Number), v)); err != nil {
+	if err := errors.Join(f.locations().Put(h.Key(), h.Number), f.maps.LbBackends.Put(uint32(h.Number), v)); err != nil {
 		return fmt.Errorf("backend %s: %w", h.Name, err)
 	}
 	return nil
@@ -197,7 +157,7 @@ func (f *DataPath) putTunnel(h Backend) error {
 	if far.Is6() {
 		v.Tunnel6 = 1
 	}
-	if err := errors.Join(f.locations().Put(h.key(), h.Number), f.maps.LbBackends.Put(uint32(h.Number), v)); err != nil {
+	if err := errors.Join(f.locations().Put(h.Key(), h.Number), f.maps.LbBackends.Put(uint32(h.Number), v)); err != nil {
 		return fmt.Errorf("backend %s: %w", h.Name, err)
 	}
 	return nil
@@ -208,7 +168,7 @@ func (f *DataPath) dropBackends(backends []Backend) error {
 	keep, stay := map[locate.Key]bool{}, map[uint32]bool{}
 	for _, h := range backends {
 		stay[uint32(h.Number)] = true
-		keep[h.key()] = true
+		keep[h.Key()] = true
 	}
 	return errors.Join(f.vacateOthers(stay), f.locations().Keep(keep))
 }
@@ -273,19 +233,6 @@ func (f *DataPath) removeBackend(number move.Backend) error {
 	}
 	delete(f.vacant, number)
 	return nil
-}
-
-// checkLocations returns an error for each location with two backends. The data path identifies a backend by its location.
-func checkLocations(backends []Backend) (errs []error) {
-	at := map[locate.Key]string{}
-	for _, h := range backends {
-		key := h.key()
-		if o, taken := at[key]; taken {
-			errs = append(errs, fmt.Errorf("backend %s: location %s is backend %s's: give each backend a machine of its own", h.Name, key, o))
-		}
-		at[key] = h.Name
-	}
-	return errs
 }
 
 func oneIf(yes bool) uint16 {

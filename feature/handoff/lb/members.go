@@ -98,7 +98,7 @@ func (a *Agent) tend(ctx context.Context) {
 		if awaits(backends, awaited) && time.Now().Before(until) {
 			continue // the data path has more backends, from an earlier agent: they may be about to register again
 		}
-		if backends != nil && !slices.EqualFunc(backends, applied, sameBackend) {
+		if backends != nil && !slices.EqualFunc(backends, applied, Backend.Equal) {
 			if err := a.f.SetBackends(backends); err != nil {
 				a.o.Log.Warn("cannot set all backends", "err", err)
 			}
@@ -144,11 +144,6 @@ func awaits(have []Backend, want map[move.Backend]bool) bool {
 		}
 	}
 	return missing > 0
-}
-
-func sameBackend(a, b Backend) bool {
-	return a.Number == b.Number && a.Name == b.Name && a.Interface == b.Interface && a.MAC.String() == b.MAC.String() && a.Weight == b.Weight &&
-		a.Tunnel == b.Tunnel && slices.Equal(a.Services, b.Services) && slices.Equal(a.Unserved, b.Unserved) && a.Unwell == b.Unwell
 }
 
 func (a *Agent) pingAll() {

@@ -240,3 +240,93 @@ func TestPartnerNames(t *testing.T) {
 		}
 	}
 }
+
+// TestPartnerOwns checks that the partner's owner of a number wins over a backend that took it before
+// the partner's first report, by a connection or by a registration with made-up flows. An owner of
+// before stays, and so does one that has the number for longer than the partner's.
+func TestPartnerOwns(t *testing.T) {
+	at := netip.MustParseAddr("10.2.1.2")
+	for name, c := range map[string]struct {
+		registers, early, kept bool
+		pair                   peer.Pair
+		stays                  bool
+	}{
+		"connected":               {false, false, false, peer.Pair{}, false},
+		"registered":              {true, false, false, peer.Pair{}, false},
+		"registered, number kept": {true, false, true, peer.Pair{}, false},
+		"longer there":            {true, false, false, peer.Pair{Young: map[move.Backend]int64{5: time.Hour.Milliseconds()}}, false},
+		"later there":             {true, false, false, peer.Pair{Young: map[move.Backend]int64{5: 0}}, true},
+		"an owner of before":      {true, true, false, peer.Pair{}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, ca, a, listen := managed(t, AgentOptions{Register: true})
+			a.mu.Lock()
+			a.pair = newPairing()
+			number := move.Backend(5)
+			who := "evil"
+			if c.early { // the scene keeps h2 as of an earlier agent
+				number, who, c.pair.Kept = 2, "h2", map[move.Backend]string{2: "evil"}
+			}
+			a.mu.Unlock()
+			r := peer.Registration{}
+			if c.registers {
+				r = peer.Registration{Address: at, Weight: 9}
+			}
+			h := register(t, ca, listen, who, number, r)
+			h.hears(t, func(p peer.Peers) bool { return len(p.Members) == 1 || !c.registers && p.Rejected != "" })
+			if c.registers {
+				if err := a.f.Learn(Key{Client: netip.MustParseAddrPort("10.1.0.9:9")}, number, 0); err != nil {
+					t.Fatal(err)
+				}
+			}
+			said := peer.Peers{Pair: &c.pair, Members: []peer.Member{{Name: "s1", Number: 5, Address: netip.MustParseAddr("10.2.0.2"), Connected: true, Up: true, Weight: 1}}}
+			if c.kept { // the backend is absent at the partner since its agent's start
+				said.Members, said.Pair.Kept = nil, map[move.Backend]string{5: "s1"}
+			}
+			if c.early {
+				said.Members = nil
+			}
+			a.partnerSaid(said)
+			if _ = h.c.Register(peer.Registration{Address: at, Weight: 9}); c.stays { // fails on a closed connection
+				h.hears(t, func(p peer.Peers) bool { return len(p.Members) == 1 && p.Members[0].Name == who })
+			} else {
+				register(t, ca, listen, who, number, r).hears(t, func(p peer.Peers) bool {
+					return strings.Contains(p.Rejected, "number 5 belongs to backend s1")
+				})
+			}
+			want := who
+			if !c.stays {
+				want = "s1"
+			}
+			if o, _ := a.f.names.Owner(number); o.Name != want {
+				t.Errorf("number %d is %s's, want %s's", number, o.Name, want)
+			}
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			if m := a.members[number]; m != nil && m.Name != want {
+				t.Errorf("backend %d is %s, want %s", number, m.Name, want)
+			}
+			if _, err := a.f.Flow(Key{Client: netip.MustParseAddrPort("10.1.0.9:9")}); c.registers && (err == nil) != c.stays {
+				t.Errorf("the flow made up: %v, and the owner stays: %t", err, c.stays)
+			}
+		})
+	}
+}
+
+// TestEnrollAsksPartner checks that a connection whose number the partner names otherwise cannot
+// register, even before the report is processed.
+func TestEnrollAsksPartner(t *testing.T) {
+	_, ca, a, at := managed(t, AgentOptions{Register: true})
+	h := register(t, ca, at, "evil", 5, peer.Registration{})
+	h.hears(t, func(p peer.Peers) bool { return p.Rejected != "" })
+	a.mu.Lock()
+	a.pair = newPairing()
+	a.pair.names = map[move.Backend]string{5: "s1"}
+	a.mu.Unlock()
+	if err := h.c.Register(peer.Registration{Address: netip.MustParseAddr("10.2.1.2"), Weight: 1}); err != nil {
+		t.Fatal(err)
+	}
+	h.hears(t, func(p peer.Peers) bool {
+		return strings.Contains(p.Rejected, "number 5 belongs to backend s1 at the partner")
+	})
+}

@@ -45,6 +45,7 @@ type pairing struct {
 	lost  time.Time               // end of the latest connection
 	word  *peer.Pair              // the partner's latest report
 	names map[move.Backend]string // the partner's backends; nil: not reported
+	fresh bool                    // word arrived by the current connection
 	rings map[int][]uint16        // the partner's ring of each service; nil: unknown
 	own   map[int][]uint16        // the rings here
 	all   bool                    // the partner's shares are unknown, and it gets all flows
@@ -140,9 +141,9 @@ func (d *pairing) hears(c *peer.Conn, yes bool) {
 	defer d.mu.Unlock()
 	switch {
 	case yes:
-		d.conn = c
+		d.conn, d.fresh = c, false
 	case d.conn == c:
-		d.conn, d.lost = nil, time.Now()
+		d.conn, d.fresh, d.lost = nil, false, time.Now()
 	}
 }
 
@@ -153,7 +154,20 @@ func (d *pairing) nameThere(number move.Backend) string {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.names[number]
+	if name := d.names[number]; name != "" || d.word == nil {
+		return name
+	}
+	return d.word.Kept[number]
+}
+
+// isHeard reports whether the partner is connected and has reported its backends. It is true without a partner.
+func (d *pairing) isHeard() bool {
+	if d == nil {
+		return true
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.fresh
 }
 
 func (a *Agent) pairWord() peer.Peers {
@@ -166,7 +180,15 @@ func (a *Agent) pairWord() peer.Peers {
 	for i, m := range p.Members {
 		p.Members[i].Connected, p.Members[i].Unserved = a.backends[m.Number] != nil, a.unservedAt(a.members[m.Number])
 	}
-	p.Pair = &peer.Pair{Ring: shares(backends), Agents: len(a.backends), Starting: a.startup != nil, Carries: a.pair.carries()}
+	p.Pair = &peer.Pair{Ring: shares(backends), Agents: len(a.backends), Starting: a.startup != nil, Carries: a.pair.carries(), Kept: map[move.Backend]string{}, Young: map[move.Backend]int64{}}
+	for _, number := range a.f.names.All() {
+		if o, _ := a.f.names.Owner(number); a.members[number] == nil && !a.unregistered[number] && !o.Unknown() {
+			p.Pair.Kept[number] = o.Name
+		}
+	}
+	for number, since := range a.young {
+		p.Pair.Young[number] = time.Since(since).Milliseconds()
+	}
 	return p
 }
 
@@ -188,14 +210,19 @@ func (a *Agent) partnerSaid(p peer.Peers) {
 	for _, m := range p.Members {
 		d.names[m.Number] = m.Name
 	}
+	same := d.word != nil && reflect.DeepEqual(d.word.Ring, p.Pair.Ring)
+	d.word, d.fresh = p.Pair, d.conn != nil
 	d.mu.Unlock()
+	a.mu.Lock()
+	if err := a.yield(p.Pair); err != nil {
+		a.o.Log.Warn("cannot give numbers to their owners at the partner", "err", err)
+	}
+	a.mu.Unlock()
 	a.adoptMembers(p.Members)
 	a.f.mu.Lock()
 	own := len(a.f.backends)
 	a.f.mu.Unlock()
 	d.mu.Lock()
-	same := d.word != nil && reflect.DeepEqual(d.word.Ring, p.Pair.Ring)
-	d.word = p.Pair
 	// A partner that has just started locates its backends one by one. Its rings are incomplete until then, and almost all flows
 	// would be reported by each of them.
 	if !same && len(p.Pair.Ring) > 0 && (d.rings != nil || d.all || len(p.Pair.Ring) >= own) {

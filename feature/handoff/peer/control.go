@@ -42,6 +42,11 @@ type Pair struct {
 	Agents   int     `json:"agents"`             // number of connected agents of backends
 	Carries  bool    `json:"carries,omitempty"`  // clients' packets pass it
 	Starting bool    `json:"starting,omitempty"` // its own startup has not ended
+	// Kept are the names of numbers of backends outside Members.
+	Kept map[move.Backend]string `json:"kept,omitempty"`
+	// Young are the numbers taken since the sender last heard its partner, with the time since then
+	// in milliseconds.
+	Young map[move.Backend]int64 `json:"young_ms,omitempty"`
 }
 
 // Share is a backend's share of new flows.
