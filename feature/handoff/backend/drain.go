@@ -50,7 +50,9 @@ func (a *Agent) drain(ctx context.Context, how Draining, progress func(Drained))
 	}
 	c := a.lb.conn()
 	if !how.Undo {
-		if c == nil {
+		if reason := a.rejected(); c == nil && reason != "" {
+			return fmt.Errorf("the load balancer rejects this backend: %s; nothing was changed: sessions cannot move until it accepts it", reason)
+		} else if c == nil {
 			return errors.New("the load balancer is not connected: sessions cannot move, and new ones would still arrive; nothing was changed: start weir serve there, then drain again")
 		}
 		if only := a.onlyHere(); len(only) > 0 && !how.AllowOutage {
@@ -108,6 +110,13 @@ func (a *Agent) empty(ctx context.Context, how Draining, progress func(Drained))
 		case <-time.After(drainEvery):
 		}
 	}
+}
+
+// rejected returns the latest reason why the load balancer rejects this backend, "" for none.
+func (a *Agent) rejected() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.unwanted
 }
 
 // setWeight sets the weight of the next registration, and returns the previous one.

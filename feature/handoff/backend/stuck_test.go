@@ -279,6 +279,18 @@ func TestUnconfirmedDrain(t *testing.T) {
 	fails("rejected", "may still take effect")
 }
 
+// TestDrainOfRejected checks that a drain says why the load balancer closes the connections.
+func TestDrainOfRejected(t *testing.T) {
+	a := lonely(t, peertest.NewAuthority(t))
+	a.o.Registration = peer.Registration{Address: netip.MustParseAddr("10.0.0.1"), Weight: 3}
+	a.weight = 3
+	a.told(peer.Peers{Rejected: "number 1 belongs to backend other"})
+	err := a.drain(t.Context(), Draining{AllowOutage: true}, func(Drained) {})
+	if err == nil || !strings.Contains(err.Error(), "rejects this backend: number 1 belongs to backend other; nothing was changed") || a.registration().Weight != 3 {
+		t.Errorf("%v, weight %d", err, a.registration().Weight)
+	}
+}
+
 // TestDrainOfEndedAgent checks that a drain fails if its agent ends before the last answer.
 func TestDrainOfEndedAgent(t *testing.T) {
 	ns, err := netns.Current()
