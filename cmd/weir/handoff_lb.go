@@ -202,6 +202,9 @@ func printLBBackends(w io.Writer, s lb.Status) {
 	for _, p := range problems {
 		fmt.Fprintln(w, "  !", p)
 	}
+	for _, k := range s.Kept {
+		cli.Note(w, "  number %d is kept for absent backend %s, free in %s\n", k.Number, k.Name, (time.Duration(k.Free) * time.Second).String())
+	}
 }
 
 func partnerState(p *lb.PairStatus) string {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/weir-project/weir/feature/handoff/lb/admit"
 	"github.com/weir-project/weir/feature/handoff/lb/locate"
 	"github.com/weir-project/weir/feature/handoff/lb/names"
 	"github.com/weir-project/weir/feature/handoff/move"
@@ -41,22 +42,22 @@ func (a *Agent) admits(h peer.Hello) error {
 // owns returns an error if a number belongs to another backend, or the backend has another number. A number belongs to its
 // backend while it has a location, flows or a connection, also over a restart of this agent. The caller holds mu.
 func (a *Agent) owns(number move.Backend, name string) error {
+	o, owned := a.f.names.Owner(number)
 	for n, c := range a.backends {
 		switch {
-		case n == number && c.Peer.Name != name && a.unregistered[n]:
+		case n == number && c.Peer.Name != name && o.Loose:
 			return fmt.Errorf("number %d is held by backend %s, connected from %s: use another number", number, c.Peer.Name, c.Remote())
 		case n != number && c.Peer.Name == name:
 			return fmt.Errorf("backend %s has number %d, connected from %s: a backend keeps its number", name, n, c.Remote())
 		}
 	}
-	o, owned := a.f.names.Owner(number)
 	switch there := a.pair.nameThere(number); {
-	case (!owned || a.unregistered[number]) && there != "" && there != name:
+	case (!owned || o.Loose) && there != "" && there != name:
 		return fmt.Errorf("number %d belongs to backend %s at the partner: use another number", number, there)
 	case owned && o.Unknown():
 		return fmt.Errorf("number %d has flows of a backend of unknown name (data path of an earlier weir) at %s: connect from there, or use another number", number, o.Location)
 	case owned && o.Name != name && !a.absent[number]:
-		return fmt.Errorf("number %d belongs to backend %s: use another number", number, o.Name)
+		return fmt.Errorf("number %d belongs to backend %s%s", number, o.Name, a.refusal(number, "number", peer.Hello{Name: name, Number: number}))
 	}
 	if owned && o.Name == name { // perhaps with an earlier number of the file, too
 		return nil
@@ -65,6 +66,15 @@ func (a *Agent) owns(number move.Backend, name string) error {
 		return fmt.Errorf("backend %s has number %d: a backend keeps its number", name, n)
 	}
 	return nil
+}
+
+// refusal returns the end of an error for a backend that wants the number or the address of another one: what. The caller holds mu.
+func (a *Agent) refusal(number move.Backend, what string, wants peer.Hello) string {
+	away := a.away(number)
+	if away == 0 || a.names[number] != "" {
+		return ": use another " + what
+	}
+	return admit.Kept{Since: time.Now().Add(-away), For: a.o.IdleTimeout, Flows: a.flowsOf[number] > 0}.Refusal(wants.Name, wants.Number)
 }
 
 // adoptName gives a number to a backend at the partner, unless another one has it here. The partner knows names of an earlier
@@ -102,7 +112,7 @@ func (a *Agent) yield(there *peer.Pair) (err error) {
 		switch {
 		case a.names[number] != "" || o.Unknown() || name == "" || name == o.Name:
 			continue
-		case !a.unregistered[number] && (!young || youngThere && age <= time.Since(since).Milliseconds()):
+		case !o.Loose && (!young || youngThere && age <= time.Since(since).Milliseconds()):
 			continue
 		}
 		a.o.Log.Warn("number belongs to another backend at the partner, disconnecting this one", "number", number, "name", o.Name, "owner", name)
@@ -115,7 +125,6 @@ func (a *Agent) yield(there *peer.Pair) (err error) {
 			delete(a.members, number)
 			a.news = true
 		}
-		delete(a.unregistered, number)
 		a.absent[number] = true // its location and flows go
 		err = errors.Join(err, a.claimNumber(number, name))
 	}
@@ -156,22 +165,27 @@ func (a *Agent) prove(c *peer.Conn) error {
 // with the connection if the backend never registers. The caller holds mu.
 func (a *Agent) keep(h peer.Hello) error {
 	o, owned := a.f.names.Owner(h.Number)
-	if !owned {
-		a.unregistered[h.Number] = true
-	}
-	if (!owned || o.Name != h.Name) && !a.pair.isHeard() {
+	takes := !owned || o.Name != h.Name
+	if takes && !a.pair.isHeard() {
 		a.young[h.Number] = time.Now()
 	}
-	return a.claimNumber(h.Number, h.Name)
+	err := a.claimNumber(h.Number, h.Name)
+	if takes || a.names[h.Number] != "" {
+		err = errors.Join(err, a.f.names.Loosen(h.Number, takes))
+	}
+	return errors.Join(err, a.f.names.Leave(h.Number, 0))
 }
 
-// keepNamed notes the names of the file's backends. The file has precedence over earlier owners.
+// keepNamed notes the names of the file's backends. The file has precedence over earlier owners. A name of the file alone is
+// loose until its agent has connected.
 func (a *Agent) keepNamed() (err error) {
 	for number, name := range a.names {
 		if o, owned := a.f.names.Owner(number); owned && !o.Unknown() && o.Name != name {
 			a.o.Log.Warn("lb.backends gives a number to another backend", "number", number, "name", name, "before", o.Name)
+		} else if owned && !o.Unknown() {
+			continue
 		}
-		err = errors.Join(err, a.f.names.Keep(number, name))
+		err = errors.Join(err, a.f.names.Keep(number, name), a.f.names.Loosen(number, true))
 	}
 	var unknown []move.Backend
 	for _, number := range a.f.names.All() {
@@ -186,7 +200,7 @@ func (a *Agent) keepNamed() (err error) {
 }
 
 // freeNumbers frees numbers without a backend, location and flows: of registered backends after an absence of IdleTimeout, of
-// others at once. A number with a location is marked as absent then: the latest backend may still serve datagrams. owned are the
+// loose owners at once. A number with a location is marked as absent then: the latest backend may still serve datagrams. owned are the
 // flows by number. The caller holds mu.
 func (a *Agent) freeNumbers(owned map[move.Backend]int) (err error) {
 	if !a.o.Manage {
@@ -199,10 +213,9 @@ func (a *Agent) freeNumbers(owned map[move.Backend]int) (err error) {
 		switch {
 		case a.members[number] != nil || a.backends[number] != nil || a.names[number] != "" || owned[number] > 0:
 		case placed[number]:
-			a.absent[number] = !o.Unknown() && a.away(number) >= a.o.IdleTimeout
-		case o.Unknown() || a.unregistered[number] || a.away(number) >= a.o.IdleTimeout:
+			a.absent[number] = !o.Unknown() && (o.Loose || a.away(number) >= a.o.IdleTimeout)
+		case o.Unknown() || o.Loose || a.away(number) >= a.o.IdleTimeout:
 			a.o.Log.Info("number of absent backend is free", "number", number, "name", o.Name)
-			delete(a.unregistered, number)
 			delete(a.young, number)
 			err = errors.Join(err, a.f.names.Free(number))
 		}

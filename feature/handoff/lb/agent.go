@@ -21,6 +21,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/internal/accept"
 	"github.com/weir-project/weir/internal/ratelog"
+	"github.com/weir-project/weir/kernel"
 )
 
 // AgentOptions configure the agent of a load balancer.
@@ -70,18 +71,17 @@ type Agent struct {
 	kick      chan struct{}
 	left      map[move.Backend]time.Time // time of each agent's disconnection
 	// young are numbers taken while the partner was not heard, with the time: they yield to an older owner there.
-	young map[move.Backend]time.Time
-	// unregistered are numbers held by a connection alone, without a registration so far.
-	unregistered map[move.Backend]bool
-	absent       map[move.Backend]bool   // numbers with a location that another backend may take: see freeNumbers
-	forgotten    map[move.Backend]string // by number, removed after a long absence; the partner may still list them
-	began        time.Time
-	reports      quota.Reports
-	unasked      bool           // more unconfirmed flows than their share, see countUnasked
-	startup      *startup       // nil unless the data path is new and backends still have sessions to report
-	ended        bool           // Serve has returned and the data path may be closed: nobody may use it
-	asides       sync.WaitGroup // goroutines locating and checking backends
-	routes       routes         // used by tend alone
+	young     map[move.Backend]time.Time
+	flowsOf   map[move.Backend]int    // flows by owner, at the latest count
+	absent    map[move.Backend]bool   // numbers with a location that another backend may take: see freeNumbers
+	forgotten map[move.Backend]string // by number, removed after a long absence; the partner may still list them
+	began     time.Time
+	reports   quota.Reports
+	unasked   bool           // more unconfirmed flows than their share, see countUnasked
+	startup   *startup       // nil unless the data path is new and backends still have sessions to report
+	ended     bool           // Serve has returned and the data path may be closed: nobody may use it
+	asides    sync.WaitGroup // goroutines locating and checking backends
+	routes    routes         // used by tend alone
 }
 
 // NewAgent returns an agent for a data path. Without Manage the data path must already have its backends: see [DataPath.SetBackends].
@@ -100,7 +100,7 @@ func NewAgent(f *DataPath, o AgentOptions) (*Agent, error) {
 	}
 	a := &Agent{f: f, o: o, own: peer.Hello{Role: peer.LBAgent, Instance: peer.NewInstance(), Name: o.Name}, names: map[move.Backend]string{},
 		backends: map[move.Backend]*peer.Conn{}, timers: map[Key]*time.Timer{}, early: map[Key]*early{},
-		members: map[move.Backend]*member{}, kick: make(chan struct{}, 1), left: map[move.Backend]time.Time{}, forgotten: map[move.Backend]string{}, unregistered: map[move.Backend]bool{}, young: map[move.Backend]time.Time{}, absent: map[move.Backend]bool{}, began: time.Now(), openFor: max(openFor, 2*o.MoveTimeout)}
+		members: map[move.Backend]*member{}, kick: make(chan struct{}, 1), left: map[move.Backend]time.Time{}, forgotten: map[move.Backend]string{}, young: map[move.Backend]time.Time{}, absent: map[move.Backend]bool{}, began: time.Now(), openFor: max(openFor, 2*o.MoveTimeout)}
 	for _, h := range o.Backends {
 		a.names[h.Number] = h.Name
 	}
@@ -263,6 +263,9 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 	if a.backends[number] == c {
 		delete(a.backends, number)
 		a.left[number] = time.Now()
+		if err := a.f.names.Leave(number, kernel.Monotonic()); err != nil {
+			a.o.Log.Warn("cannot note the time of a disconnection", "name", c.Peer.Name, "err", err)
+		}
 		a.loads.Forget(number)
 		a.kicked()
 	}

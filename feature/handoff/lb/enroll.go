@@ -60,7 +60,7 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 	}
 	for _, o := range a.members {
 		if o.Number != c.Peer.Number && o.Address == r.Address {
-			return fmt.Errorf("address %s is backend %s's", r.Address, o.Name)
+			return fmt.Errorf("address %s is backend %s's%s", r.Address, o.Name, a.refusal(o.Number, "address", c.Peer))
 		}
 	}
 	if _, named := a.names[c.Peer.Number]; !named { // the partner may have named it since the connection began
@@ -68,7 +68,9 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 			return err
 		}
 	}
-	delete(a.unregistered, c.Peer.Number)
+	if err := a.f.names.Loosen(c.Peer.Number, false); err != nil {
+		return err
+	}
 	if m == nil {
 		m = &member{}
 		a.members[c.Peer.Number] = m

@@ -182,7 +182,7 @@ func (a *Agent) pairWord() peer.Peers {
 	}
 	p.Pair = &peer.Pair{Ring: shares(backends), Agents: len(a.backends), Starting: a.startup != nil, Carries: a.pair.carries(), Kept: map[move.Backend]string{}, Young: map[move.Backend]int64{}}
 	for _, number := range a.f.names.All() {
-		if o, _ := a.f.names.Owner(number); a.members[number] == nil && !a.unregistered[number] && !o.Unknown() {
+		if o, _ := a.f.names.Owner(number); a.members[number] == nil && !o.Loose && !o.Unknown() {
 			p.Pair.Kept[number] = o.Name
 		}
 	}

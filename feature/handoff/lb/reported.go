@@ -73,6 +73,9 @@ func (a *Agent) away(b move.Backend) time.Duration {
 	if left, ok := a.left[b]; ok {
 		return time.Since(left)
 	}
+	if o, _ := a.f.names.Owner(b); o.Left != 0 { // of an earlier agent
+		return since(o.Left)
+	}
 	return time.Since(a.began)
 }
 
@@ -90,8 +93,14 @@ func (a *Agent) beginCensus() *census {
 	return c
 }
 
+// drained reports whether a backend left with weight 0, as after weir handoff drain. The partner's word counts if the backend was
+// connected there, and the partner has forgotten it. The caller holds mu.
+func (a *Agent) drained(m *member) bool {
+	return m.Weight == 0 && a.away(m.Number) > 0 && (m.said != nil || m.word != nil && a.pair.nameThere(m.Number) == "")
+}
+
 // endCensus stores the counts and marks owners without a location as vacant. It forgets registered backends without a flow after
-// an absence of IdleTimeout.
+// an absence of IdleTimeout, drained ones at once.
 func (a *Agent) endCensus(c *census) {
 	if err := a.f.noteVacant(c.owned); err != nil {
 		a.o.Log.Warn("cannot detect removed backends", "err", err)
@@ -105,8 +114,13 @@ func (a *Agent) endCensus(c *census) {
 			a.o.Log.Warn("too many unconfirmed flows, keeping them for 20 s only", "flows", c.unaskedFlows(), "by_backend", c.unasked)
 		}
 	}
+	a.flowsOf = c.owned
 	for number, m := range a.members {
-		if m.told == nil && c.owned[number] == 0 && a.away(number) >= a.o.IdleTimeout {
+		drained := a.drained(m)
+		if m.told == nil && c.owned[number] == 0 && (drained || a.away(number) >= a.o.IdleTimeout) {
+			if err := a.f.names.Loosen(number, drained); err != nil {
+				a.o.Log.Warn("cannot free the number of a drained backend", "name", m.Name, "err", err)
+			}
 			a.o.Log.Info("forgetting absent backend", "name", m.Name, "number", number)
 			delete(a.members, number)
 			a.forgotten[number] = m.Name

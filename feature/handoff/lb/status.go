@@ -89,6 +89,12 @@ func (a *Agent) Status() (Status, error) {
 		o, _ := a.f.names.Owner(number)
 		s.Backends = append(s.Backends, BackendStatus{Name: o.Name, Number: number, Flows: owned[number], Connected: a.backends[number] != nil, Reason: a.unknown(number)})
 	}
+	for _, number := range a.f.names.All() {
+		o, _ := a.f.names.Owner(number)
+		if _, flows := owned[number]; !flows && a.members[number] == nil && a.backends[number] == nil && !o.Unknown() {
+			s.Kept = append(s.Kept, report.KeptNumber{Name: o.Name, Number: number, Free: max(0, a.o.IdleTimeout-a.away(number)).Seconds()})
+		}
+	}
 	return s, err
 }
 

@@ -6,10 +6,14 @@
 //
 // A data path of an earlier weir has no such map. The names of its backends are then unknown. An
 // agent proves its number by its connection's address, which has the number's location.
+//
+// An entry is a name or a location, see parse, and behind it a trailer: a byte with bit 0 for a loose
+// owner, and the time of its latest disconnection. Names above 246 bytes leave no room for a trailer.
 package names
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -32,10 +36,19 @@ const (
 	room   = 256  // bytes of an entry
 	most   = 1023 // entries: the highest number of a backend
 	nobody = "\x00"
+	// trailer is the offset of the flags and of the time. An earlier weir left it empty.
+	trailer = room - 9
+	loose   = 1
 )
 
 // Owner is the owner of a number: a name, or the location of a backend with an unknown name.
-type Owner struct{ Name, Location string }
+type Owner struct {
+	Name, Location string
+	// Loose owners lose their number with the end of their connection, location and flows: no agent of
+	// the name has registered, or the backend was drained.
+	Loose bool
+	Left  uint64 // CLOCK_MONOTONIC in ns: the latest disconnection; 0: connected, or unknown
+}
 
 // Unknown reports whether the owner's name is unknown.
 func (o Owner) Unknown() bool { return o.Name == "" }
@@ -84,7 +97,11 @@ func Open(pinned *ebpf.Map) (*Names, error) {
 func parse(value []byte) Owner {
 	name, rest, _ := bytes.Cut(value, []byte{0})
 	if len(name) > 0 && len(name) < room && readable(string(name)) {
-		return Owner{Name: string(name)}
+		o := Owner{Name: string(name)}
+		if len(name) < trailer {
+			o.Loose, o.Left = value[trailer]&loose != 0, binary.NativeEndian.Uint64(value[trailer+1:])
+		}
+		return o
 	}
 	location, _, _ := bytes.Cut(rest, []byte{0})
 	if len(name) > 0 || !readable(string(location)) {
@@ -130,27 +147,63 @@ func (n *Names) All() []move.Backend {
 	return slices.Sorted(maps.Keys(n.of))
 }
 
-// Keep gives a number to a backend. The caller has checked that it belongs to no other.
+// Keep gives a number to a backend. The caller has checked that it belongs to no other. A new owner
+// is not loose.
 func (n *Names) Keep(number move.Backend, name string) error {
 	if name == "" || len(name) >= room || !readable(name) {
 		return fmt.Errorf("keep the name of backend %d: %.260q: want 1 to %d printable bytes", number, name, room-1)
 	}
-	return n.put(number, Owner{Name: name}, name)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.of[number].Name == name {
+		return nil
+	}
+	return n.put(number, Owner{Name: name})
+}
+
+// Loosen makes the named owner of a number loose, or no longer.
+func (n *Names) Loosen(number move.Backend, yes bool) error {
+	return n.change(number, func(o *Owner) { o.Loose = yes })
+}
+
+// Leave notes the disconnection of a number's named owner, at a reading of the monotonic clock in ns;
+// 0: it is connected.
+func (n *Names) Leave(number move.Backend, at uint64) error {
+	return n.change(number, func(o *Owner) { o.Left = at })
+}
+
+func (n *Names) change(number move.Backend, change func(*Owner)) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	o, owned := n.of[number]
+	if !owned || o.Unknown() {
+		return nil
+	}
+	change(&o)
+	return n.put(number, o)
 }
 
 // KeepUnknown keeps a number of an earlier weir for the backend at its location.
 func (n *Names) KeepUnknown(number move.Backend, location string) error {
-	return n.put(number, Owner{Location: location}, nobody+location[:min(len(location), room-2)])
-}
-
-func (n *Names) put(number move.Backend, o Owner, text string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	return n.put(number, Owner{Location: location})
+}
+
+// put writes an entry. The caller holds mu.
+func (n *Names) put(number move.Backend, o Owner) error {
 	if was, owned := n.of[number]; owned && was == o {
 		return nil
 	}
 	value := make([]byte, room)
-	copy(value, text)
+	if o.Unknown() {
+		copy(value, nobody+o.Location[:min(len(o.Location), room-2)])
+	} else if copy(value, o.Name); len(o.Name) < trailer {
+		if o.Loose {
+			value[trailer] = loose
+		}
+		binary.NativeEndian.PutUint64(value[trailer+1:], o.Left)
+	}
 	if err := n.m.Put(uint32(number), value); err != nil {
 		return fmt.Errorf("keep the name of backend %d: %w", number, err)
 	}

@@ -4,6 +4,7 @@ package names_test
 
 import (
 	"bytes"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -93,5 +94,33 @@ func TestDamagedNames(t *testing.T) {
 	}
 	if all := again.All(); len(all) != 2 {
 		t.Errorf("numbers %v", all)
+	}
+}
+
+// TestLooseAndLeft checks that the state of owners is read back, that a new owner has none, and that
+// the longest names have room for none.
+func TestLooseAndLeft(t *testing.T) {
+	n := open(t, nil)
+	long := strings.Repeat("n", 247)
+	for number, name := range map[move.Backend]string{1: "h1", 2: "h2", 3: long, 4: long[:246]} {
+		if err := errors.Join(n.Keep(number, name), n.Loosen(number, true), n.Leave(number, 1<<40)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(n.Keep(2, "other"), n.Loosen(9, true), n.KeepUnknown(5, "here"), n.Leave(5, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if o, _ := n.Owner(3); !o.Loose || o.Left != 1<<40 {
+		t.Errorf("%+v: want it loose in this process", o)
+	}
+	again := open(t, n)
+	for number, want := range map[move.Backend]names.Owner{1: {Name: "h1", Loose: true, Left: 1 << 40}, 2: {Name: "other"}, 3: {Name: long},
+		4: {Name: long[:246], Loose: true, Left: 1 << 40}, 5: {Location: "here"}} {
+		if o, _ := again.Owner(number); o != want {
+			t.Errorf("number %d: %+v, want %+v", number, o, want)
+		}
+	}
+	if _, owned := again.Owner(9); owned {
+		t.Error("a number without an owner got one")
 	}
 }

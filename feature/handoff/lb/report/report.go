@@ -25,12 +25,20 @@ type Status struct {
 	// reported their sessions.
 	Starting bool            `json:"starting,omitempty"`
 	Backends []BackendStatus `json:"backends,omitempty"` // by number
+	Kept     []KeptNumber    `json:"kept,omitempty"`     // numbers of absent backends outside Backends
 	Partner  *PairStatus     `json:"partner,omitempty"`  // nil: none
 
 	Certificate *peer.Certificate `json:"certificate,omitempty"` // of the agent
 
 	Devices []DeviceFault `json:"device_faults,omitempty"` // its devices without its program
 	Problem string        `json:"problem,omitempty"`       // a wrong answer at its agent's socket: the rest is from the pins
+}
+
+// KeptNumber is a number kept for a backend without a connection, location and flows.
+type KeptNumber struct {
+	Name   string       `json:"name"`
+	Number move.Backend `json:"number"`
+	Free   float64      `json:"free_seconds"` // time until another backend may have it
 }
 
 // DeviceFault is a device of a load balancer without its program.
