@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/lb/names"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/internal/printable"
@@ -45,7 +47,7 @@ func (s State) outages(ctx context.Context, p *feature.Plan, want *Config) error
 		return err
 	}
 	defer f.Close()
-	all := s.Spec.Losses(want, f.locations().Tunnelled())
+	all := append(s.Spec.Losses(want, f.locations().Tunnelled()), s.taken(ctx, inst, want)...)
 	if len(all) == 0 {
 		return nil
 	}
@@ -78,6 +80,30 @@ func (s State) outages(ctx context.Context, p *feature.Plan, want *Config) error
 		}
 	}
 	return err
+}
+
+// taken returns the losses of backends outside the file. An earlier weir's data path has no names.
+func (s State) taken(ctx context.Context, inst kernel.Instance, want *Config) []spec.Loss {
+	o, err := s.root.Open(inst, names.MapName)
+	if err != nil || len(want.Backends) == 0 {
+		return nil
+	}
+	defer o.Close()
+	n, err := names.Open(o.Maps[names.MapName])
+	if err != nil {
+		return nil // weir serve reports it
+	}
+	defer n.Close()
+	owners, addresses := map[move.Backend]string{}, map[move.Backend]netip.Addr{}
+	for _, number := range n.All() {
+		owner, _ := n.Owner(number)
+		owners[number] = owner.Name
+	}
+	st, _ := readStatus(ctx, s.root, inst) // without an answer the addresses are unknown
+	for _, b := range st.Backends {
+		addresses[b.Number] = b.Address
+	}
+	return s.Spec.Taken(want, owners, addresses)
 }
 
 // registered returns the connected backends with a registration, here or at the partner. They register again after their removal

@@ -6,10 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -180,6 +182,46 @@ func TestRegisterOutages(t *testing.T) {
 	expect(two, "", "backend h2 is removed: ")
 	stop() // nobody reports registrations
 	expect(two, "", "backend h2 is removed: ")
+}
+
+// TestRegisteredOutages checks that a file that gives the number of a registered backend with flows to
+// another name, or gives that backend another number or address, is an outage.
+func TestRegisteredOutages(t *testing.T) {
+	sc := newScene(t)
+	sc.f.Close()
+	serve(t, sc.hosts, service4)
+	root := kernel.OpenRoot(nstest.BPFFS + "/" + t.Name())
+	ca := peertest.NewAuthority(t)
+	text := fileOf(ca, sc.devices, "register: true\n")
+	stop := running(t, sc, root, text)
+	t.Cleanup(func() {
+		if err := Remove(context.Background(), root, sc.middle, "lb"); err != nil {
+			t.Error(err)
+		}
+	})
+	sc.applies(t, root, text)
+	one := from(t, sc.hosts[0], ca, "h1", 1, "10.2.0.2")
+	one.hears(t, func(p peer.Peers) bool { return len(ups(p)) == 1 })
+	from(t, sc.hosts[1], ca, "h2", 2, "10.2.1.2").hears(t, func(p peer.Peers) bool { return len(ups(p)) == 2 })
+	expect := func(backends, outage string) {
+		t.Helper()
+		all := strings.Join(sc.plan(t, root, text+"backends:\n  "+backends+"\n").Outages, "\n")
+		if outage == "" && all != "" || !strings.Contains(all, outage) {
+			t.Errorf("%s: outages %q, want %q", backends, all, outage)
+		}
+	}
+	expect("new: {number: 1, address: 10.2.1.9}", "") // no flow yet
+	if err := one.c.Register(peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 9}); err != nil {
+		t.Fatal(err)
+	}
+	dialed(t, sc)
+	expect("new: {number: 1, address: 10.2.1.9}", "backend new gets number 1 of registered backend h1: 1 flow loses its backend; drain h1 first")
+	expect("h1: {number: 3}", "backend h1 gets number 3 in place of 1, and its flows are known by the old one: 1 flow")
+	expect("h1: {number: 1, address: 10.2.1.9}", "backend h1 gets address 10.2.1.9 in place of 10.2.0.2: 1 flow")
+	expect("h1: {number: 1, address: 10.2.0.2}", "")
+	expect("new: {number: 3, address: 10.2.1.9}", "")
+	stop()
+	expect("new: {number: 1}", "backend new gets number 1 of registered backend h1: 1 flow")
 }
 
 // TestRemovalOutages checks that every removal of a load balancer is an outage, including removals

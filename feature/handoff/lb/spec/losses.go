@@ -148,6 +148,33 @@ func (c *Config) lostBackends(want *Config) (out []Loss) {
 	return out
 }
 
+// Taken returns the losses of backends outside c, if want gives their number to another name, or
+// them another number or address. names are the owners of numbers, addresses those of connected
+// backends.
+func (c *Config) Taken(want *Config, names map[move.Backend]string, addresses map[move.Backend]netip.Addr) (out []Loss) {
+	was := c.numbers()
+	for _, name := range slices.Sorted(maps.Keys(want.Backends)) {
+		b := want.Backends[name]
+		lose := func(number move.Backend, after, format string, args ...any) {
+			out = append(out, Loss{Text: "backend " + name + " gets " + fmt.Sprintf(format, args...), Service: FlowsAlone, After: after,
+				Covers: func(_ netip.Addr, _ int, owner move.Backend) bool { return owner == number }})
+		}
+		for _, number := range slices.Sorted(maps.Keys(names)) {
+			at := addresses[number].Unmap()
+			switch owner := names[number]; {
+			case was[number] != "" || owner == "":
+			case owner != name && number == move.Backend(b.Number):
+				lose(number, "drain "+owner+" first: run weir handoff drain there", "number %d of registered backend %s", number, owner)
+			case owner == name && number != move.Backend(b.Number):
+				lose(number, "", "number %d in place of %d, and its flows are known by the old one", b.Number, number)
+			case owner == name && at.IsValid() && b.Address.IsValid() && b.Address.Unmap() != at:
+				lose(number, "", "address %s in place of %s", b.Address, at)
+			}
+		}
+	}
+	return out
+}
+
 // numbers returns the names of the file's backends by number.
 func (c *Config) numbers() map[move.Backend]string {
 	out := map[move.Backend]string{}
