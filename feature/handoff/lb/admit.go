@@ -55,7 +55,7 @@ func (a *Agent) owns(number move.Backend, name string) error {
 	case (!owned || o.Loose) && there != "" && there != name:
 		return fmt.Errorf("number %d belongs to backend %s at the partner: use another number", number, there)
 	case owned && o.Unknown():
-		return fmt.Errorf("number %d has flows of a backend of unknown name (data path of an earlier weir) at %s: connect from there, or use another number", number, o.Location)
+		return fmt.Errorf("number %d has flows of a backend of unknown name (data path of an earlier weir, or a lost pin) at %s: connect from there, or use another number", number, o.Location)
 	case owned && o.Name != name && !a.absent[number]:
 		return fmt.Errorf("number %d belongs to backend %s%s", number, o.Name, a.refusal(number, "number", peer.Hello{Name: name, Number: number}))
 	}
@@ -194,7 +194,7 @@ func (a *Agent) keepNamed() (err error) {
 		}
 	}
 	if len(unknown) > 0 {
-		a.o.Log.Warn("data path of an earlier weir without names of backends, their numbers stay closed until they are back or their flows are gone", "numbers", unknown)
+		a.o.Log.Warn("names of backends unknown, as after an earlier weir or a lost pin: their numbers stay closed until they are back or their flows are gone", "numbers", unknown)
 	}
 	return err
 }
@@ -223,8 +223,8 @@ func (a *Agent) freeNumbers(owned map[move.Backend]int) (err error) {
 	return err
 }
 
-// openNames opens the names of an earlier data path's backends. A data path of an earlier weir has none: its numbers with a
-// location or flows then belong to backends of unknown name.
+// openNames opens the names of an earlier data path's backends. A data path of an earlier weir, or with a lost pin, has none: its
+// numbers with a location or flows then belong to backends of unknown name.
 func (f *DataPath) openNames(share map[string]*ebpf.Map) (err error) {
 	pinned := share["lb_"+names.MapName]
 	if f.names, err = names.Open(pinned); err != nil || share == nil || pinned != nil {

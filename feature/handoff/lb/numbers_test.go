@@ -8,6 +8,8 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -66,9 +68,10 @@ func (h *registrar) refused(t *testing.T, says string) {
 // its location.
 func TestNumberOutlivesAgent(t *testing.T) {
 	for name, c := range map[string]struct {
-		earlier bool
-		says    string
-	}{"named": {false, "number 1 belongs to backend h1"}, "of an earlier weir": {true, "number 1 has flows of a backend of unknown name"}} {
+		loses func(*scene, *testing.T, *kernel.Root)
+		says  string
+	}{"named": {nil, "number 1 belongs to backend h1"}, "of an earlier weir": {(*scene).unnamed, "number 1 has flows of a backend of unknown name"},
+		"with a lost pin": {(*scene).unpinned, "number 1 has flows of a backend of unknown name"}} {
 		t.Run(name, func(t *testing.T) {
 			sc := newScene(t)
 			sc.f.Close()
@@ -87,8 +90,8 @@ func TestNumberOutlivesAgent(t *testing.T) {
 			conn := dialed(t, sc)
 			stop()
 			one.c.Close()
-			if c.earlier {
-				sc.unnamed(t, root)
+			if c.loses != nil {
+				c.loses(sc, t, root)
 			}
 			stop = running(t, sc, root, text)
 			defer func() { stop() }()
@@ -132,6 +135,18 @@ func (s *scene) unnamed(t *testing.T, root *kernel.Root) {
 	pins := maps.Clone(o.Maps)
 	delete(pins, names.MapName)
 	if err := l.Upgrade(o.Instance, kernel.Upgrade{Meta: o.Meta, Pins: kernel.Pins{Maps: pins}, Keep: links, Swap: func() error { return nil }}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// unpinned removes the pin of the names.
+func (s *scene) unpinned(t *testing.T, root *kernel.Root) {
+	t.Helper()
+	pins, err := filepath.Glob(filepath.Join(root.Path(), "*", "*", "*", "map_"+names.MapName))
+	if err != nil || len(pins) != 1 {
+		t.Fatalf("pins %v, %v: want one of the names", pins, err)
+	}
+	if err := os.Remove(pins[0]); err != nil {
 		t.Fatal(err)
 	}
 }

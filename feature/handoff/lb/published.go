@@ -74,6 +74,9 @@ func Open(ctx context.Context, root *kernel.Root, name string, o Options) (_ *Da
 
 func earlier(l *kernel.WriteLock, inst kernel.Instance) (map[string]*ebpf.Map, error) {
 	before, err := l.Open(inst)
+	if errors.Is(err, kernel.ErrDamaged) { // openNames replaces a lost map of names, as for an earlier weir
+		before, err = l.Open(inst, slices.DeleteFunc(slices.Clone(mapPins), func(pin string) bool { return pin == names.MapName })...)
+	}
 	if errors.Is(err, kernel.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
@@ -95,6 +98,9 @@ func closeMaps(m map[string]*ebpf.Map) {
 		m.Close()
 	}
 }
+
+// mapPins are the names of the pinned maps.
+var mapPins = []string{"services", "ring", "backends", "macs", "tunnels", "setup", "flows", "counts", "sources", names.MapName}
 
 // publish pins maps and links. Until the predecessor's links are removed, a device has both programs, over the same maps. The
 // first program decides, so no packet passes unseen.
