@@ -47,7 +47,7 @@ func (s State) outages(ctx context.Context, p *feature.Plan, want *Config) error
 		return err
 	}
 	defer f.Close()
-	all := append(s.Spec.Losses(want, f.locations().Tunnelled()), s.taken(ctx, inst, want)...)
+	all := append(s.Spec.Losses(want, f.locations().Tunnelled()), s.takenNumbers(ctx, inst, want)...)
 	if len(all) == 0 {
 		return nil
 	}
@@ -82,28 +82,17 @@ func (s State) outages(ctx context.Context, p *feature.Plan, want *Config) error
 	return err
 }
 
-// taken returns the losses of backends outside the file. An earlier weir's data path has no names.
-func (s State) taken(ctx context.Context, inst kernel.Instance, want *Config) []spec.Loss {
-	o, err := s.root.Open(inst, names.MapName)
-	if err != nil || len(want.Backends) == 0 {
+// takenNumbers returns the losses of backends outside the file.
+func (s State) takenNumbers(ctx context.Context, inst kernel.Instance, want *Config) []spec.Loss {
+	if len(want.Backends) == 0 {
 		return nil
 	}
-	defer o.Close()
-	n, err := names.Open(o.Maps[names.MapName])
-	if err != nil {
-		return nil // weir serve reports it
-	}
-	defer n.Close()
-	owners, addresses := map[move.Backend]string{}, map[move.Backend]netip.Addr{}
-	for _, number := range n.All() {
-		owner, _ := n.Owner(number)
-		owners[number] = owner.Name
-	}
+	addresses := map[move.Backend]netip.Addr{}
 	st, _ := readStatus(ctx, s.root, inst) // without an answer the addresses are unknown
 	for _, b := range st.Backends {
 		addresses[b.Number] = b.Address
 	}
-	return s.Spec.Taken(want, owners, addresses)
+	return s.Spec.Taken(want, names.Pinned(s.root, inst), addresses)
 }
 
 // registered returns the connected backends with a registration, here or at the partner. They register again after their removal

@@ -27,6 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/kernel"
 )
 
 // MapName is the name of the map among the pins.
@@ -91,6 +92,26 @@ func Open(pinned *ebpf.Map) (*Names, error) {
 		return nil, fmt.Errorf("read the names of backends: %w", err)
 	}
 	return n, nil
+}
+
+// Pinned returns the names of numbers from the pins of a load balancer. An earlier weir's data path
+// has none; weir serve reports an unreadable map.
+func Pinned(root *kernel.Root, inst kernel.Instance) map[move.Backend]string {
+	o, err := root.Open(inst, MapName)
+	if err != nil {
+		return nil
+	}
+	defer o.Close()
+	n, err := Open(o.Maps[MapName])
+	if err != nil {
+		return nil
+	}
+	defer n.Close()
+	out := map[move.Backend]string{}
+	for number, owner := range n.of {
+		out[number] = owner.Name
+	}
+	return out
 }
 
 // parse reads an entry. An entry without a readable name belongs to an unknown backend.
