@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 	"github.com/weir-project/weir/internal/nstest"
@@ -86,6 +87,34 @@ func TestDrainedFreesNumber(t *testing.T) {
 	}
 	r.Weight = 1
 	accepted(t, ca, at, "s5x", r)
+}
+
+// TestDrainedAtPartner checks that a backend drained at the partner is forgotten here, too, once the
+// partner has forgotten it. The partner would otherwise keep the number for it.
+func TestDrainedAtPartner(t *testing.T) {
+	_, _, a, _ := managed(t, AgentOptions{Register: true})
+	a.mu.Lock()
+	a.pair = newPairing()
+	a.mu.Unlock()
+	has := func(yes bool) {
+		t.Helper()
+		nstest.Eventually(t, func() error {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			if o, _ := a.f.names.Owner(5); (a.members[5] != nil) != yes || !yes && o.Name != "" && !o.Loose {
+				return fmt.Errorf("member %+v, owner %+v: want them: %t", a.members[5], o, yes)
+			}
+			return nil
+		})
+	}
+	w := peer.Member{Name: "s5", Number: 5, Address: netip.MustParseAddr("10.2.1.2"), Connected: true, Up: true}
+	a.partnerSaid(peer.Peers{Members: []peer.Member{w}, Pair: &peer.Pair{}})
+	has(true)
+	a.partnerSaid(peer.Peers{Pair: &peer.Pair{Kept: map[move.Backend]string{5: "s5"}}})
+	time.Sleep(1500 * time.Millisecond) // a count of flows is between
+	has(true)
+	a.partnerSaid(peer.Peers{Pair: &peer.Pair{}})
+	has(false)
 }
 
 // TestFileNameIsFree checks that a number named by the file alone is free once the file no longer

@@ -278,6 +278,16 @@ func (a *Agent) adoptMembers(members []peer.Member) {
 	if !a.o.Manage {
 		return
 	}
+	listed := map[move.Backend]bool{}
+	for _, w := range members {
+		listed[w.Number] = true
+	}
+	for number, m := range a.members {
+		if m.word != nil && !listed[number] { // forgotten there
+			w := *m.word
+			w.Connected, m.word = false, &w
+		}
+	}
 	for _, w := range members {
 		w.Address = w.Address.Unmap()
 		if said := (peer.Registration{Address: w.Address, Agent: w.Agent, Services: w.Services, Unserved: w.Unserved}); said.Check() != nil {
