@@ -12,7 +12,6 @@ import (
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
 	"github.com/weir-project/weir/feature/handoff/lb/locate"
 	"github.com/weir-project/weir/feature/handoff/lb/places"
-	"github.com/weir-project/weir/feature/handoff/lb/ring"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/tunnel"
@@ -22,7 +21,7 @@ import (
 const MaxBackends = spec.MaxBackends
 
 // buckets is the number of buckets of a service. Each belongs to one backend.
-const buckets = ring.Buckets
+const buckets = places.Buckets
 
 // Backend is a backend of the data path. It needs [Options].TunnelMTU for its tunnel.
 type Backend = places.Backend
@@ -61,7 +60,7 @@ func (f *DataPath) spread(service int) error {
 	for i := range keys {
 		keys[i] = uint32(service*buckets + i)
 	}
-	if _, err := f.maps.LbRing.BatchUpdate(keys, newRing(backends, service), nil); err != nil {
+	if _, err := f.maps.LbRing.BatchUpdate(keys, places.Ring(backends, service), nil); err != nil {
 		return fmt.Errorf("spread new flows of service %d: %w", service, err)
 	}
 	return nil
@@ -71,20 +70,6 @@ func (f *DataPath) spread(service int) error {
 func (f *DataPath) spreads(service int) bool {
 	var first uint16
 	return f.maps.LbRing.Lookup(uint32(service*buckets), &first) == nil && first != 0
-}
-
-// newRing returns the backend of each bucket of a service.
-func newRing(backends []Backend, service int) []uint16 {
-	backends = slices.DeleteFunc(slices.Clone(backends), func(h Backend) bool { return h.Services != nil && !slices.Contains(h.Services, service) })
-	served := slices.DeleteFunc(slices.Clone(backends), func(h Backend) bool { return slices.Contains(h.Unserved, service) })
-	if slices.ContainsFunc(served, func(h Backend) bool { return h.Weight > 0 }) {
-		backends = served
-	}
-	shares := make([]ring.Share, len(backends))
-	for i, h := range backends {
-		shares[i] = ring.Share{Number: uint16(h.Number), Name: h.Name, Weight: h.Weight}
-	}
-	return ring.New(shares)
 }
 
 // elsewhere reports whether the hash of a flow leads to another backend than its owner.

@@ -15,6 +15,7 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/lb/bpf"
 	"github.com/weir-project/weir/feature/handoff/lb/locate"
+	"github.com/weir-project/weir/feature/handoff/lb/places"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
@@ -95,7 +96,7 @@ func (a *Agent) tend(ctx context.Context) {
 		a.checkMembers()
 		backends, p, changed := a.evaluate()
 		news = news || changed
-		if awaits(backends, awaited) && time.Now().Before(until) {
+		if places.Awaits(backends, awaited) && time.Now().Before(until) {
 			continue // the data path has more backends, from an earlier agent: they may be about to register again
 		}
 		if backends != nil && !slices.EqualFunc(backends, applied, Backend.Equal) {
@@ -135,16 +136,6 @@ func (a *Agent) inherit(placed map[move.Backend]bool) (err error) {
 
 // resumeTimeout is how long an agent with an earlier agent's data path waits for its backends.
 const resumeTimeout = 5 * time.Second
-
-func awaits(have []Backend, want map[move.Backend]bool) bool {
-	missing := len(want)
-	for _, h := range have {
-		if want[h.Number] {
-			missing--
-		}
-	}
-	return missing > 0
-}
 
 func (a *Agent) pingAll() {
 	a.mu.Lock()

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/weir-project/weir/feature/handoff/lb/places"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
@@ -243,7 +244,7 @@ func (f *DataPath) newRings(shares []peer.Share) map[int][]uint16 {
 	}
 	rings := map[int][]uint16{}
 	for _, id := range f.serviceIDs() {
-		rings[id] = newRing(backends, id)
+		rings[id] = places.Ring(backends, id)
 	}
 	return rings
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/weir-project/weir/feature/handoff/lb/locate"
+	"github.com/weir-project/weir/feature/handoff/lb/ring"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/feature/handoff/move"
 )
@@ -81,4 +82,32 @@ func checkLocations(backends []Backend) (errs []error) {
 		at[key] = h.Name
 	}
 	return errs
+}
+
+// Buckets is the number of buckets of a service. Each belongs to one backend.
+const Buckets = ring.Buckets
+
+// Ring returns the backend of each bucket of a service.
+func Ring(backends []Backend, service int) []uint16 {
+	backends = slices.DeleteFunc(slices.Clone(backends), func(h Backend) bool { return h.Services != nil && !slices.Contains(h.Services, service) })
+	served := slices.DeleteFunc(slices.Clone(backends), func(h Backend) bool { return slices.Contains(h.Unserved, service) })
+	if slices.ContainsFunc(served, func(h Backend) bool { return h.Weight > 0 }) {
+		backends = served
+	}
+	shares := make([]ring.Share, len(backends))
+	for i, h := range backends {
+		shares[i] = ring.Share{Number: uint16(h.Number), Name: h.Name, Weight: h.Weight}
+	}
+	return ring.New(shares)
+}
+
+// Awaits reports whether backends of want are missing in have.
+func Awaits(have []Backend, want map[move.Backend]bool) bool {
+	missing := len(want)
+	for _, h := range have {
+		if want[h.Number] {
+			missing--
+		}
+	}
+	return missing > 0
 }
