@@ -21,7 +21,6 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/control"
 	"github.com/weir-project/weir/feature/handoff/lb/flow"
-	"github.com/weir-project/weir/feature/handoff/lb/names"
 	"github.com/weir-project/weir/feature/handoff/lb/spec"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/internal/accept"
@@ -195,10 +194,6 @@ func readStatus(ctx context.Context, root *kernel.Root, inst kernel.Instance) (s
 	defer f.Close()
 	s, err = f.Status()
 	s.Problem = problem
-	pinned := names.Pinned(root, inst)
-	for i, b := range s.Backends {
-		s.Backends[i].Name = pinned[b.Number]
-	}
 	return s, err
 }
 

@@ -16,7 +16,7 @@ type Status struct {
 	Name     string `json:"name"`
 	Netns    string `json:"netns"`                // inode number of its network namespace
 	Gone     bool   `json:"netns_gone,omitempty"` // the namespace is gone, and the data path with it
-	Agent    bool   `json:"agent"`                // its agent answers; without it Backends has names, numbers and flows alone
+	Agent    bool   `json:"agent"`                // its agent answers; without it Backends has numbers and flows alone
 	Counts   Counts `json:"counts"`               // since the data path was created
 	Flows    int    `json:"flows"`                // known flows
 	Buffered int    `json:"buffered"`             // buffered ones of these
