@@ -3,6 +3,7 @@
 package backend
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -109,7 +110,7 @@ func (p *keeperClient) serve(ctx context.Context, c *wire.Conn) {
 			unix.Close(fds[last])
 			fds = fds[:last]
 		} else {
-			m.State, m.Unread = clone(m.State), clone(m.Unread) // the next message reuses the memory
+			m.State, m.Unread = bytes.Clone(m.State), bytes.Clone(m.Unread) // the next message reuses the memory
 		}
 		switch {
 		case m.Type == wire.Give && len(fds) > 0 && err == nil:
@@ -158,13 +159,6 @@ func (p *keeperClient) maxBytes() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.limit
-}
-
-func clone(b []byte) []byte {
-	if b == nil {
-		return nil
-	}
-	return append([]byte{}, b...)
 }
 
 var errNoKeeper = errors.New("the keeper is gone")

@@ -3,6 +3,7 @@
 package backend
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"sync"
@@ -294,7 +295,7 @@ func (a *Agent) dump(s *sending) move.Do {
 	}
 	if err == nil {
 		c := s.kept.Carried
-		c.Unread = append(clone(s.unread), state.Unread[s.skip:]...)
+		c.Unread = append(bytes.Clone(s.unread), state.Unread[s.skip:]...)
 		state.Unread = nil
 		s.state, err = s.pack(c, state)
 	}
