@@ -92,10 +92,7 @@ func TestDrainedFreesNumber(t *testing.T) {
 // TestDrainedAtPartner checks that a backend drained at the partner is forgotten here, too, once the
 // partner has forgotten it. The partner would otherwise keep the number for it.
 func TestDrainedAtPartner(t *testing.T) {
-	_, _, a, _ := managed(t, AgentOptions{Register: true})
-	a.mu.Lock()
-	a.pair = newPairing()
-	a.mu.Unlock()
+	_, a, _ := managedPair(t, nil)
 	has := func(yes bool) {
 		t.Helper()
 		nstest.Eventually(t, func() error {

@@ -44,8 +44,27 @@ func managed(t *testing.T, o AgentOptions) (*scene, *peertest.Authority, *Agent,
 	return sc, ca, a, at
 }
 
+// managedPair is managed for an agent of a pair whose partner does not connect.
+func managedPair(t *testing.T, names map[move.Backend]string) (*peertest.Authority, *Agent, string) {
+	t.Helper()
+	sc := newScene(t)
+	if err := sc.f.SetBackends([]Backend{}); err != nil {
+		t.Fatal(err)
+	}
+	return manageChanged(t, sc, AgentOptions{Register: true}, func(a *Agent) {
+		a.pair = newPairing()
+		a.pair.names = names
+	})
+}
+
 // manage starts an agent on a scene's data path.
 func manage(t *testing.T, sc *scene, o AgentOptions) (*peertest.Authority, *Agent, string) {
+	t.Helper()
+	return manageChanged(t, sc, o, func(*Agent) {})
+}
+
+// manageChanged is manage for an agent with changes before it serves.
+func manageChanged(t *testing.T, sc *scene, o AgentOptions, change func(*Agent)) (*peertest.Authority, *Agent, string) {
 	t.Helper()
 	ca := peertest.NewAuthority(t)
 	o.Name, o.TLS, o.Manage, o.AgentTimeout = "lb", ca.TLS("lb"), true, cmp.Or(o.AgentTimeout, patience)
@@ -54,6 +73,7 @@ func manage(t *testing.T, sc *scene, o AgentOptions) (*peertest.Authority, *Agen
 	if err != nil {
 		t.Fatal(err)
 	}
+	change(a)
 	l, err := net.Listen("tcp", "[::]:0")
 	if err != nil {
 		t.Fatal(err)

@@ -233,11 +233,7 @@ func TestRegistrationRepeatsCheck(t *testing.T) {
 // TestPartnerNames checks that the partner's names bind: an agent gets no number of another backend
 // there, and flows of a number with another name there are left out.
 func TestPartnerNames(t *testing.T) {
-	_, ca, a, at := managed(t, AgentOptions{Register: true})
-	a.mu.Lock()
-	a.pair = newPairing()
-	a.pair.names = map[move.Backend]string{5: "h5", 1: "other"}
-	a.mu.Unlock()
+	ca, a, at := managedPair(t, map[move.Backend]string{5: "h5", 1: "other"})
 	r := peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1}
 	register(t, ca, at, "evil", 5, r).hears(t, func(p peer.Peers) bool {
 		return strings.Contains(p.Rejected, "number 5 belongs to backend h5 at the partner")
@@ -274,15 +270,12 @@ func TestPartnerOwns(t *testing.T) {
 		"an owner of before":      {true, true, false, peer.Pair{}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, ca, a, listen := managed(t, AgentOptions{Register: true})
-			a.mu.Lock()
-			a.pair = newPairing()
+			ca, a, listen := managedPair(t, nil)
 			number := move.Backend(5)
 			who := "evil"
 			if c.early { // the scene keeps h2 as of an earlier agent
 				number, who, c.pair.Kept = 2, "h2", map[move.Backend]string{2: "evil"}
 			}
-			a.mu.Unlock()
 			r := peer.Registration{}
 			if c.registers {
 				r = peer.Registration{Address: at, Weight: 9}
@@ -331,13 +324,12 @@ func TestPartnerOwns(t *testing.T) {
 // TestEnrollAsksPartner checks that a connection whose number the partner names otherwise cannot
 // register, even before the report is processed.
 func TestEnrollAsksPartner(t *testing.T) {
-	_, ca, a, at := managed(t, AgentOptions{Register: true})
+	ca, a, at := managedPair(t, nil)
 	h := register(t, ca, at, "evil", 5, peer.Registration{})
 	h.hears(t, func(p peer.Peers) bool { return p.Rejected != "" })
-	a.mu.Lock()
-	a.pair = newPairing()
+	a.pair.mu.Lock()
 	a.pair.names = map[move.Backend]string{5: "s1"}
-	a.mu.Unlock()
+	a.pair.mu.Unlock()
 	if err := h.c.Register(peer.Registration{Address: netip.MustParseAddr("10.2.1.2"), Weight: 1}); err != nil {
 		t.Fatal(err)
 	}
