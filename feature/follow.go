@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/internal/dump"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -84,7 +84,7 @@ func interfacesText(ref string, id netns.ID) string {
 	defer ns.Close()
 	var out strings.Builder
 	err = ns.Do(func() error {
-		all, err := netlink.LinkList()
+		all, err := dump.LinkList()
 		for _, l := range all {
 			fmt.Fprintf(&out, "%d %s %s\n", l.Attrs().Index, l.Attrs().Name, l.Attrs().EncapType)
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/vishvananda/netlink"
 
+	"github.com/weir-project/weir/internal/dump"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
@@ -127,13 +128,13 @@ func (w world) detachAll(dir, who string, told func(who, text, kind string)) {
 // deleteFilters deletes all tc filters with these names, like tc filter del, and returns the found ones.
 func (w world) deleteFilters(names []string) (found []string) {
 	w.t.Helper()
-	all, err := netlink.LinkList()
+	all, err := dump.LinkList()
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	for _, l := range all {
 		for _, side := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
-			filters, _ := netlink.FilterList(l, side) // a device without the qdisc has none
+			filters, _ := dump.FilterList(l, side) // a device without the qdisc has none
 			for _, f := range filters {
 				b, ok := f.(*netlink.BpfFilter)
 				if !ok || !slices.Contains(names, b.Name) {

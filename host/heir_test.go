@@ -19,6 +19,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/quarantine"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/internal/dump"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/internal/pidfd"
@@ -60,7 +61,7 @@ func furnishBox() error {
 
 // attachedHere lists the attachments, devices, routes and rules of the calling thread's namespace.
 func attachedHere() (out []string, err error) {
-	all, err := netlink.LinkList()
+	all, err := dump.LinkList()
 	if err != nil {
 		return nil, err
 	}
@@ -76,7 +77,7 @@ func attachedHere() (out []string, err error) {
 				out = append(out, fmt.Sprintf("%d programs at tcx %s of %s", len(q.Programs), name, a.Name))
 			}
 		}
-		qdiscs, err := netlink.QdiscList(l)
+		qdiscs, err := dump.QdiscList(l)
 		if err != nil {
 			return nil, err
 		}
@@ -84,13 +85,13 @@ func attachedHere() (out []string, err error) {
 			out = append(out, fmt.Sprintf("qdisc %s of %s", q.Type(), a.Name))
 		}
 	}
-	routes, err := netlink.RouteListFiltered(unix.AF_INET6, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	routes, err := dump.RouteListFiltered(unix.AF_INET6, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
 	for _, r := range routes {
 		if r.Type != unix.RTN_LOCAL && r.Type != unix.RTN_ANYCAST && r.Type != unix.RTN_MULTICAST {
 			out = append(out, "route "+r.String())
 		}
 	}
-	rules, rerr := netlink.RuleList(netlink.FAMILY_ALL)
+	rules, rerr := dump.RuleList(netlink.FAMILY_ALL)
 	out = append(out, fmt.Sprint(len(rules), " rules"))
 	nft, _ := exec.Command("nft", "list", "ruleset").CombinedOutput()
 	return append(out, "nft "+string(nft)), errors.Join(err, rerr)

@@ -30,15 +30,15 @@ import (
 // Keys of a probe, of a BFD session of weir.yaml and of a session handed over by bfdd.
 var secretKeys = []string{"0123456789abcdef", "key of a session", "key of bfdd"}
 
-// dump is the output of playDump.
-type dump struct {
+// dumped is the output of playDump.
+type dumped struct {
 	Read  int      // maps and files
 	Found []string // paths with a key
 }
 
 // playDump reads each map and file that this user can open below directories, and looks for secretKeys.
 func playDump(dirs []string) error {
-	var d dump
+	var d dumped
 	for _, dir := range dirs {
 		_ = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 			if err != nil || e.IsDir() {
@@ -86,7 +86,7 @@ func dumpMap(path string) (out []byte, err error) {
 }
 
 // dumpAs reads the pins and records as another user.
-func (w world) dumpAs(cred syscall.Credential) (d dump) {
+func (w world) dumpAs(cred syscall.Credential) (d dumped) {
 	w.t.Helper()
 	c := child("dump", w.Root.Path(), kernel.RecordDir)
 	c.SysProcAttr = &syscall.SysProcAttr{Credential: &cred}

@@ -11,6 +11,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/dump"
 )
 
 // Clsact is a tc filter of a device's incoming packets before routing, or of its outgoing packets. It works on every
@@ -84,7 +86,7 @@ func (t Clsact) find() (*netlink.BpfFilter, error) {
 }
 
 func (t Clsact) filters() ([]netlink.Filter, error) {
-	all, err := netlink.FilterList(t.device(), t.side())
+	all, err := dump.FilterList(t.device(), t.side())
 	if err != nil && !gone(err) && !errors.Is(err, unix.EINVAL) {
 		return nil, fmt.Errorf("%s: list filters: %w", t, err)
 	}
@@ -97,7 +99,7 @@ func (t Clsact) device() netlink.Link {
 
 // HasQdisc reports whether the device has a qdisc for filters.
 func (t Clsact) HasQdisc() (bool, error) {
-	all, err := netlink.QdiscList(t.device())
+	all, err := dump.QdiscList(t.device())
 	if err != nil && !gone(err) {
 		return false, fmt.Errorf("%s: list qdiscs: %w", t, err)
 	}
@@ -173,7 +175,7 @@ func (t Clsact) Detach(qdisc bool) error {
 		return err
 	}
 	for _, side := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
-		if others, err := netlink.FilterList(t.device(), side); err != nil || len(others) > 0 {
+		if others, err := dump.FilterList(t.device(), side); err != nil || len(others) > 0 {
 			return nil //nolint:nilerr // the device is gone, and its qdisc
 		}
 	}

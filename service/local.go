@@ -8,6 +8,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/dump"
 )
 
 // NotLocal returns the addresses and prefixes of endpoints without local delivery in the calling thread's namespace:
@@ -59,7 +61,7 @@ func LocalRoutes(family, kind int) (out []netip.Prefix, err error) {
 	if kind != 0 {
 		mask |= netlink.RT_FILTER_TYPE
 	}
-	routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: kind}, mask)
+	routes, err := dump.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: kind}, mask)
 	if err != nil {
 		return nil, fmt.Errorf("read the routes to local addresses: %w", err)
 	}

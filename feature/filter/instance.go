@@ -9,6 +9,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/internal/dump"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/kernel/instances"
@@ -120,7 +121,7 @@ var headers = map[string]bool{"ether": true, "loopback": true, "none": false, "v
 // interfaces returns the filter's existing interfaces by name.
 func (s *instance) interfaces() (map[string]*netlink.LinkAttrs, error) {
 	var links []netlink.Link
-	err := s.ns.Do(func() (err error) { links, err = netlink.LinkList(); return err })
+	err := s.ns.Do(func() (err error) { links, err = dump.LinkList(); return err })
 	if err != nil {
 		return nil, fmt.Errorf("list the interfaces of %s: %w", s.ns, err)
 	}

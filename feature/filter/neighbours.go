@@ -11,6 +11,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/filter/expr"
+	"github.com/weir-project/weir/internal/dump"
 	"github.com/weir-project/weir/internal/netns"
 )
 
@@ -100,12 +101,12 @@ func (p *published) cutsOff(r resolution, ns *netns.Handle) []string {
 func ipv6Users(ns *netns.Handle) map[string]bool {
 	out := map[string]bool{}
 	_ = ns.Do(func() error { // on error, no use of IPv6 is known
-		links, err := netlink.LinkList()
+		links, err := dump.LinkList()
 		if err != nil {
 			return err
 		}
 		for _, l := range links {
-			addrs, err := netlink.AddrList(l, netlink.FAMILY_V6)
+			addrs, err := dump.AddrList(l, netlink.FAMILY_V6)
 			if err == nil && slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return !a.IP.IsLinkLocalUnicast() && !a.IP.IsLoopback() }) {
 				out[l.Attrs().Name] = true
 			}

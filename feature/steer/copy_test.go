@@ -19,6 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/internal/dump"
 	"github.com/weir-project/weir/internal/ipfix"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
@@ -294,7 +295,7 @@ func TestCopyLeavesNothing(t *testing.T) {
 // index.
 func tcState(t *testing.T) string {
 	t.Helper()
-	links, err := netlink.LinkList()
+	links, err := dump.LinkList()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -304,7 +305,7 @@ func tcState(t *testing.T) string {
 			continue
 		}
 		text := fmt.Sprintf("%d:", len(out)+1)
-		qdiscs, err := netlink.QdiscList(l)
+		qdiscs, err := dump.QdiscList(l)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -313,7 +314,7 @@ func tcState(t *testing.T) string {
 				text += " clsact"
 			}
 		}
-		filters, _ := netlink.FilterList(l, netlink.HANDLE_MIN_INGRESS)
+		filters, _ := dump.FilterList(l, netlink.HANDLE_MIN_INGRESS)
 		for _, f := range filters {
 			if b, ok := f.(*netlink.BpfFilter); ok {
 				text += " " + b.Name

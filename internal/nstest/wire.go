@@ -16,6 +16,7 @@ import (
 	"unsafe"
 
 	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/internal/dump"
 	"github.com/weir-project/weir/internal/netns"
 	"golang.org/x/sys/unix"
 )
@@ -146,13 +147,13 @@ func AwaitAddresses(t testing.TB, ns *netns.Handle) {
 	Eventually(t, func() error {
 		waiting := ""
 		in(t, ns, func() error {
-			all, err := netlink.LinkList()
+			all, err := dump.LinkList()
 			for _, l := range all {
 				a := l.Attrs()
 				if a.Flags&net.FlagUp == 0 || a.Flags&net.FlagLoopback != 0 {
 					continue
 				}
-				addrs, err := netlink.AddrList(l, netlink.FAMILY_V6)
+				addrs, err := dump.AddrList(l, netlink.FAMILY_V6)
 				if err != nil {
 					return err
 				}

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/internal/dump"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -104,7 +105,7 @@ func (s Segment) Detach() error {
 
 func (s Segment) routes() ([]netlink.Route, error) {
 	r := s.route()
-	all, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Dst: r.Dst, Table: r.Table}, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
+	all, err := dump.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Dst: r.Dst, Table: r.Table}, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
 	if err != nil {
 		return nil, fmt.Errorf("%s: list routes: %w", s, err)
 	}
@@ -113,7 +114,7 @@ func (s Segment) routes() ([]netlink.Route, error) {
 
 // Segments returns weir's segments in the calling thread's network namespace.
 func Segments() ([]Segment, error) {
-	all, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Protocol: ownProtocol, Table: unix.RT_TABLE_UNSPEC},
+	all, err := dump.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Protocol: ownProtocol, Table: unix.RT_TABLE_UNSPEC},
 		netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
 	if err != nil {
 		return nil, fmt.Errorf("list routes: %w", err)

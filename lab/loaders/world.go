@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/internal/dump"
 	"github.com/weir-project/weir/internal/hookorder"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/lab"
@@ -195,7 +196,7 @@ func (w *world) programs() (out []program, err error) {
 			}
 		}
 		for name, parent := range map[string]uint32{"tc ingress": netlink.HANDLE_MIN_INGRESS, "tc egress": netlink.HANDLE_MIN_EGRESS} {
-			all, err := netlink.FilterList(l, parent)
+			all, err := dump.FilterList(l, parent)
 			if err != nil {
 				return fmt.Errorf("filters at %s: %w", name, err)
 			}

@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/weir-project/weir/feature/handoff/lb"
+	"github.com/weir-project/weir/internal/dump"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -309,7 +310,7 @@ func TestKeepalived(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				all, err := netlink.AddrList(l, netlink.FAMILY_V4)
+				all, err := dump.AddrList(l, netlink.FAMILY_V4)
 				if err != nil {
 					return err
 				}

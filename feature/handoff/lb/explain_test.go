@@ -16,6 +16,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/tunnel"
+	"github.com/weir-project/weir/internal/dump"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -237,7 +238,7 @@ func TestExplainLocalAddress(t *testing.T) {
 	// The agent restores the route within a second, perhaps between these two steps.
 	nstest.Eventually(t, func() error {
 		do(t, sc.middle, func() error {
-			all, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: sc.f.buffer.Ifindex}, netlink.RT_FILTER_OIF)
+			all, err := dump.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: sc.f.buffer.Ifindex}, netlink.RT_FILTER_OIF)
 			for i := range all {
 				err = errors.Join(err, netlink.RouteDel(&all[i]))
 			}

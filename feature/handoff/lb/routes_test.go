@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/internal/dump"
 	"github.com/weir-project/weir/internal/nstest"
 )
 
@@ -30,7 +31,7 @@ func TestRouteRemoved(t *testing.T) {
 		// The agent may restore the route before the check. Remove it again then.
 		nstest.Eventually(t, func() error {
 			do(t, sc.f.ns, func() error {
-				all, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
+				all, err := dump.RouteList(nil, netlink.FAMILY_ALL)
 				if err != nil {
 					return err
 				}

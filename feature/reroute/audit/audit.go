@@ -22,6 +22,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/plan"
 	"github.com/weir-project/weir/feature/reroute/protect"
 	"github.com/weir-project/weir/feature/reroute/topo"
+	"github.com/weir-project/weir/internal/dump"
 )
 
 // NextHop is a next hop of a route or a backup.
@@ -240,7 +241,7 @@ type hop struct {
 // routesTo returns the next hops of the kernel's routes to a prefix.
 func routesTo(prefix netip.Prefix) (out []hop, err error) {
 	dst := &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), 128)}
-	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Dst: dst}, netlink.RT_FILTER_DST)
+	routes, err := dump.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Dst: dst}, netlink.RT_FILTER_DST)
 	if err != nil {
 		return nil, fmt.Errorf("the kernel's routes to %s: %w", prefix, err)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/frrtest"
 	"github.com/weir-project/weir/feature/reroute/plan"
 	"github.com/weir-project/weir/feature/reroute/protect"
+	"github.com/weir-project/weir/internal/dump"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -116,7 +117,7 @@ func primary(t *testing.T, r *frrtest.Router, row audit.Row) (name string) {
 	t.Helper()
 	look := func() error {
 		dst := &net.IPNet{IP: row.Prefix.Addr().AsSlice(), Mask: net.CIDRMask(row.Prefix.Bits(), 128)}
-		routes, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Dst: dst}, netlink.RT_FILTER_DST)
+		routes, err := dump.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Dst: dst}, netlink.RT_FILTER_DST)
 		for _, r := range routes {
 			index := r.LinkIndex
 			for _, h := range r.MultiPath {

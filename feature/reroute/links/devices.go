@@ -5,12 +5,12 @@ package links
 import (
 	"fmt"
 
-	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/internal/dump"
 )
 
 // Devices returns the indexes of the caller's network interfaces by name and alternative name.
 func Devices() (map[string]int, error) {
-	all, err := netlink.LinkList()
+	all, err := dump.LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("listing interfaces: %w", err)
 	}

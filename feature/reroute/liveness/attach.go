@@ -8,9 +8,8 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/weir-project/weir/feature/reroute/liveness/bpf"
+	"github.com/weir-project/weir/internal/dump"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -124,7 +123,7 @@ func (s *scopeInstance) filters(want map[string]deviceHook, anew bool) error {
 			return err
 		}
 	}
-	all, err := netlink.LinkList()
+	all, err := dump.LinkList()
 	if err != nil {
 		return fmt.Errorf("listing devices: %w", err)
 	}

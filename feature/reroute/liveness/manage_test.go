@@ -15,6 +15,7 @@ import (
 
 	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/feature/reroute/liveness/bpf"
+	"github.com/weir-project/weir/internal/dump"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -111,11 +112,11 @@ func TestRemove(t *testing.T) {
 	p := newPair(t)
 	look := func() (out []string) {
 		inside(t, p.w.A, func() error {
-			ls, err := netlink.LinkList()
+			ls, err := dump.LinkList()
 			for _, l := range ls {
 				out = append(out, l.Attrs().Name)
 			}
-			rs, err2 := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{}, netlink.RT_FILTER_TABLE)
+			rs, err2 := dump.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{}, netlink.RT_FILTER_TABLE)
 			for _, r := range rs {
 				out = append(out, r.String())
 			}

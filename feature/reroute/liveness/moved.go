@@ -14,6 +14,7 @@ import (
 
 	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/feature/reroute/liveness/bpf"
+	"github.com/weir-project/weir/internal/dump"
 )
 
 // readMove returns the link address of a device's neighbour learnt from signed probes.
@@ -49,7 +50,7 @@ func (s *scopeInstance) followMoves() error {
 // follow gives all neighbours with the old link address the new one. Their states stay.
 func follow(device int, was, now net.HardwareAddr) error {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		all, err := netlink.NeighList(device, family)
+		all, err := dump.NeighList(device, family)
 		if err != nil {
 			return fmt.Errorf("listing neighbours: %w", err)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/weir-project/weir/feature/reroute/liveness/bpf"
+	"github.com/weir-project/weir/internal/dump"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 )
@@ -87,7 +88,7 @@ func TestNeighbourMoves(t *testing.T) {
 		t.Helper()
 		var out *netlink.Neigh
 		inside(t, p.w.A, func() error {
-			all, err := netlink.NeighList(nstest.Ifindex(t, p.w.A, nstest.WireDevice), netlink.FAMILY_V6)
+			all, err := dump.NeighList(nstest.Ifindex(t, p.w.A, nstest.WireDevice), netlink.FAMILY_V6)
 			for _, n := range all {
 				if n.IP.Equal(net.IP(p.w.B6.AsSlice())) {
 					out = &n

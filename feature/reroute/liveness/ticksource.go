@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/reroute/liveness/bpf"
+	"github.com/weir-project/weir/internal/dump"
 	"github.com/weir-project/weir/internal/ethtool"
 	"github.com/weir-project/weir/kernel"
 )
@@ -190,7 +191,7 @@ func clock(ifindex int, tick time.Duration) error {
 	rate := uint64(frameBytes) * uint64(time.Second) / uint64(tick)
 	q := &netlink.Tbf{Rate: rate, Limit: uint32(8 * frameBytes), Buffer: uint32((tick + tick/8) / psTick),
 		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: ifindex, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}}
-	have, err := netlink.QdiscList(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: ifindex}})
+	have, err := dump.QdiscList(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: ifindex}})
 	if err != nil {
 		return fmt.Errorf("listing queues: %w", err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/internal/dump"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -184,11 +185,10 @@ func hasPairs(name string) bool {
 	defer h.Close()
 	has := true
 	_ = h.Do(func() error {
-		all, err := netlink.LinkList()
-		if err == nil {
+		if all, err := dump.LinkList(); err == nil {
 			has = slices.ContainsFunc(all, func(l netlink.Link) bool { return strings.HasPrefix(l.Attrs().Name, helperFar) })
 		}
-		return err
+		return nil
 	})
 	return has
 }
@@ -308,7 +308,7 @@ func addRule(family int, far string, size int) error {
 
 // dropDevices removes pairs of unwanted sizes.
 func dropDevices(wanted map[int]int) error {
-	all, err := netlink.LinkList()
+	all, err := dump.LinkList()
 	if err != nil {
 		return err
 	}

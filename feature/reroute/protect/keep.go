@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/internal/dump"
 	"golang.org/x/sys/unix"
 )
 
@@ -181,7 +182,7 @@ func carries(l netlink.Link) bool {
 func keepRules() (map[uint32][]netlink.Rule, error) {
 	out := map[uint32][]netlink.Rule{}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		all, err := netlink.RuleList(family)
+		all, err := dump.RuleList(family)
 		if err != nil {
 			return nil, fmt.Errorf("listing rules: %w", err)
 		}

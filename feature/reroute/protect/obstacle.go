@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/reroute/links"
+	"github.com/weir-project/weir/internal/dump"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -25,7 +26,7 @@ import (
 var fastCheckInterval = time.Second
 
 // interfaces lists the interfaces. Tests make it fail.
-var interfaces = netlink.LinkList
+var interfaces = dump.LinkList
 
 // obstacle returns why the fast program would differ from the kernel's behaviour, or "". The fast program looks up a
 // route and does nothing else, so it must bypass no filter or policy of the operator's. [forwardingInterfaces] checks
@@ -65,7 +66,7 @@ func forwardingInterfaces() (at map[int]string, aside []string, err error) {
 		if a.EncapType != "ether" || a.RawFlags&unix.IFF_UP == 0 || a.MasterIndex != 0 || helper || !forwards(a.Name) {
 			continue
 		}
-		filters, err := netlink.FilterList(l, netlink.HANDLE_MIN_INGRESS)
+		filters, err := dump.FilterList(l, netlink.HANDLE_MIN_INGRESS)
 		switch {
 		case err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENODEV):
 			return nil, nil, fmt.Errorf("listing filters of %s: %w", a.Name, err)
@@ -207,8 +208,7 @@ func (f *fast) filters() (string, error) {
 }
 
 func policies() (string, error) {
-	all, err := netlink.XfrmPolicyList(netlink.FAMILY_V6)
-	if err == nil && len(all) > 0 {
+	if all, err := netlink.XfrmPolicyList(netlink.FAMILY_V6); err == nil && len(all) > 0 {
 		return "IPsec policies exist", nil
 	}
 	return "", nil // a kernel without IPsec
@@ -216,7 +216,7 @@ func policies() (string, error) {
 
 // rules looks for rules other than weir's and the two of every namespace.
 func rules() (string, error) {
-	all, err := netlink.RuleList(netlink.FAMILY_V6)
+	all, err := dump.RuleList(netlink.FAMILY_V6)
 	if err != nil {
 		return "", fmt.Errorf("listing rules: %w", err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/feature/reroute/protect/bpf"
 	"github.com/weir-project/weir/feature/reroute/protect/srv6"
+	"github.com/weir-project/weir/internal/dump"
 )
 
 // Flags of a repair, as in protect.h. Only user space knows flagLearnt: a router on the way reported the size.
@@ -65,7 +66,7 @@ type problem struct {
 }
 
 func newResolver() (*resolver, error) {
-	all, err := netlink.LinkList()
+	all, err := dump.LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("listing interfaces: %w", err)
 	}
@@ -196,7 +197,7 @@ func (r *resolver) stranded4(p Path) bool {
 	if !ok {
 		return false // the interface has no routes yet
 	}
-	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: d.index}, netlink.RT_FILTER_OIF)
+	routes, err := dump.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: d.index}, netlink.RT_FILTER_OIF)
 	return err == nil && len(routes) > 0
 }
 
@@ -248,7 +249,7 @@ func (r *resolver) askSource(w *way) error {
 		if w.source.IsValid() || err != nil {
 			continue
 		}
-		all, err := netlink.AddrList(l, netlink.FAMILY_V6)
+		all, err := dump.AddrList(l, netlink.FAMILY_V6)
 		if err != nil {
 			return fmt.Errorf("listing addresses of %s: %w", name, err)
 		}

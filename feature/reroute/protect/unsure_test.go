@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/internal/dump"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
@@ -134,7 +135,7 @@ func TestOneReason(t *testing.T) {
 	w.ip(w.r1, "route add fd00:d::/64 from fd00:a::/64 via fd00:12::2")
 	p, _ := theirs(w)
 	w.in(w.r1, func() error {
-		all, err := netlink.LinkList()
+		all, err := dump.LinkList()
 		for _, l := range all {
 			if err == nil && l.Attrs().EncapType == "ether" && l.Attrs().Flags&unix.IFF_LOOPBACK == 0 {
 				err = kernel.Clsact{Ifindex: l.Attrs().Index, Name: "theirs"}.Attach(p)

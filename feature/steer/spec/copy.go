@@ -8,8 +8,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/internal/dump"
 	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
 )
@@ -97,7 +97,7 @@ var linkHeaders = map[string]uint32{"ether": 14, "loopback": 14, "none": 0, "voi
 // CopyDevices returns the devices of this namespace that receive packets for the host, with their link header lengths.
 // Packets of a bridge or bond port arrive again at the master device, so ports are left out.
 func CopyDevices() (map[uint32]uint32, error) {
-	links, err := netlink.LinkList()
+	links, err := dump.LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("list devices: %w", err)
 	}

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/tunnel"
+	"github.com/weir-project/weir/internal/dump"
 )
 
 // Location is an interface and a MAC address on its segment, or the end of a tunnel.
@@ -129,7 +130,7 @@ func neighbour(l netlink.Link, a netip.Addr) (net.HardwareAddr, error) {
 		family = netlink.FAMILY_V6
 	}
 	for end := time.Now().Add(neighbourTime); ; time.Sleep(10 * time.Millisecond) {
-		all, err := netlink.NeighList(l.Attrs().Index, family)
+		all, err := dump.NeighList(l.Attrs().Index, family)
 		if err != nil {
 			return nil, fmt.Errorf("list neighbours: %w", err)
 		}

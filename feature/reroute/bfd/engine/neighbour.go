@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
+	"github.com/weir-project/weir/internal/dump"
 	"golang.org/x/sys/unix"
 )
 
@@ -60,7 +61,7 @@ func (e *Engine) resolveOne(place uint32, c *bpf.BfdBfdSetup, seen map[[2]int][]
 	all, listed := seen[at]
 	err := e.ns.Do(func() (err error) {
 		if device, err = netlink.LinkByIndex(n.LinkIndex); err == nil && !listed {
-			all, err = netlink.NeighList(n.LinkIndex, n.Family)
+			all, err = dump.NeighList(n.LinkIndex, n.Family)
 		}
 		return err
 	})

@@ -13,6 +13,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/dump"
 )
 
 // Key is a neighbour of an interface. Keys and values have the layout of the pinned map of neighbours.
@@ -55,7 +57,7 @@ func Find(k Key) (*netlink.Neigh, error) {
 	if k.IPv6 != 0 {
 		family = netlink.FAMILY_V6
 	}
-	all, err := netlink.NeighList(int(k.Ifindex), family)
+	all, err := dump.NeighList(int(k.Ifindex), family)
 	if err != nil {
 		return nil, fmt.Errorf("listing neighbours: %w", err)
 	}
@@ -121,7 +123,7 @@ func PutStandIn(k Key) error { return Set(k, Value{MAC: standIn}, netlink.NUD_RE
 // removed ones with the next packet.
 func DropStandIns(stays func(Key) bool) error {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		all, err := netlink.NeighList(0, family)
+		all, err := dump.NeighList(0, family)
 		if err != nil {
 			return fmt.Errorf("listing neighbours: %w", err)
 		}
