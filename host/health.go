@@ -255,7 +255,7 @@ func recoverInstance(l *kernel.WriteLock, i kernel.Instance) (note string, err e
 		return "ignored: no feature of this weir has such an instance", nil
 	}
 	lacks, err := l.Restore(i, ownMap, needed...)
-	if errors.Is(err, kernel.ErrNotExist) {
+	if errors.Is(err, kernel.ErrForeignRecord) {
 		return "ignored: " + err.Error(), nil
 	}
 	if err == nil && len(lacks) == 0 {

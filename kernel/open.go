@@ -18,6 +18,9 @@ import (
 // ErrDamaged is returned if single pins of an instance are missing.
 var ErrDamaged = errors.New("a pin is gone")
 
+// ErrForeignRecord is returned for a record of something else under the name of an instance without pins.
+var ErrForeignRecord = errors.New("the record is removed")
+
 // ErrNoRecord is returned for a damaged instance without a record of its parts.
 var ErrNoRecord = errors.New("there is no record of its parts: run weir remove for its feature, then weir apply")
 

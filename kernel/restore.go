@@ -78,7 +78,7 @@ func (l *WriteLock) recorded(i Instance) (record, bool) {
 // a program must use a map of the instance, and a program of the instance must use a map. If no program uses a map, it
 // must have no pin outside the root. Each map must have one of weir's names in the kernel (named). Restore drops entries
 // with maps of other programs: the instance works without them. It rejects a record without one of the needed maps: the
-// record is of something else. The error is [ErrNoRecord] without a record, and [ErrNotExist] also without pins.
+// record is of something else. The error is [ErrNoRecord] without a record, and then [ErrForeignRecord] without pins.
 func (l *WriteLock) Restore(i Instance, named func(mapName string) bool, needed ...string) (lacks []string, err error) {
 	rec, ok := l.recorded(i)
 	if !ok {
@@ -93,7 +93,7 @@ func (l *WriteLock) Restore(i Instance, named func(mapName string) bool, needed 
 			l.forget(i)
 			err := ErrNoRecord
 			if _, serr := os.Stat(l.dirPath(i)); serr != nil {
-				err = ErrNotExist
+				err = ErrForeignRecord
 			}
 			return nil, fmt.Errorf("the record of %s has no map %s, so it is of something else: %w", i, name, err)
 		}
