@@ -19,6 +19,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel/internal/parts"
 	"golang.org/x/sys/unix"
 )
 
@@ -328,6 +329,42 @@ func TestRecordsAreMade(t *testing.T) {
 	l.Unlock()
 	if left, _ := filepath.Glob(filepath.Join(RecordDir, "*")); len(left) > 0 {
 		t.Errorf("removed, and there is still %q", left)
+	}
+}
+
+// The meta of an earlier weir names no maps: the record does.
+func TestLostPinOfEarlierWeir(t *testing.T) {
+	r := newRoot(t)
+	l := lock(t, r)
+	defer l.Unlock()
+	i, _ := publishHere(t, l)
+	meta, err := l.Meta(i)
+	if err != nil {
+		t.Fatal(err)
+	}
+	meta.parts = parts.Parts{}
+	m, err := meta.create()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	path := filepath.Join(r.dir(i), metaPin)
+	if err := errors.Join(os.Remove(path), m.Pin(path)); err != nil {
+		t.Fatal(err)
+	}
+	if o, err := l.Open(i); err != nil {
+		t.Errorf("with all pins: %v", err)
+	} else {
+		o.Close()
+	}
+	if err := os.Remove(filepath.Join(r.dir(i), mapPrefix+"a")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Open(i); !errors.Is(err, ErrDamaged) {
+		t.Errorf("without a map: %v", err)
+	}
+	if err := l.Remove(i); err != nil {
+		t.Error(err)
 	}
 }
 
