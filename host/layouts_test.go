@@ -28,6 +28,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/internal/guardstate"
 	"github.com/weir-project/weir/internal/releasetest"
+	"github.com/weir-project/weir/kernel"
 )
 
 // pinnedInstance is the layout of an instance as a released version pinned it. Files pins.json of testdata/VERSION have
@@ -282,6 +283,33 @@ func TestLayoutsOfReleases(t *testing.T) {
 		if compared < 50 {
 			t.Errorf("%s: only %d maps were compared", version, compared)
 		}
+	}
+}
+
+// Recovery rejects a record without a needed map, so each needed map must exist in every release.
+func TestNeededMapsOfReleases(t *testing.T) {
+	needed := 0
+	for _, version := range releasetest.Versions(t, "pins.json") {
+		for _, i := range releasedPins(t, version) {
+			dir, name, _ := strings.Cut(i.Instance, "/")
+			inst := kernel.Instance{Scope: "4026531840", Feature: dir, Name: name}
+			if i.Host {
+				inst.Scope = kernel.HostScope
+			}
+			names, ok := neededMaps(inst)
+			if !ok {
+				t.Errorf("%s: %s is of no feature: see feature.Recorded", version, inst)
+			}
+			for _, pin := range names {
+				needed++
+				if !slices.ContainsFunc(i.Maps, func(m pinnedMap) bool { return m.Pin == pin }) {
+					t.Errorf("%s: %s has no map %s", version, inst, pin)
+				}
+			}
+		}
+	}
+	if needed < 50 {
+		t.Errorf("only %d needed maps", needed)
 	}
 }
 
