@@ -36,22 +36,24 @@ type registrar struct {
 // managed returns a scene whose agent knows only the hosts in o.
 func managed(t *testing.T, o AgentOptions) (*scene, *peertest.Authority, *Agent, string) {
 	t.Helper()
-	sc := newScene(t)
-	if err := sc.f.SetBackends([]Backend{}); err != nil {
-		t.Fatal(err)
-	}
+	sc := emptyScene(t)
 	ca, a, at := manage(t, sc, o)
 	return sc, ca, a, at
 }
 
-// managedPair is managed for an agent of a pair whose partner does not connect.
-func managedPair(t *testing.T, names map[move.Backend]string) (*peertest.Authority, *Agent, string) {
+func emptyScene(t *testing.T) *scene {
 	t.Helper()
 	sc := newScene(t)
 	if err := sc.f.SetBackends([]Backend{}); err != nil {
 		t.Fatal(err)
 	}
-	return manageChanged(t, sc, AgentOptions{Register: true}, func(a *Agent) {
+	return sc
+}
+
+// managedPair is managed for an agent of a pair whose partner does not connect.
+func managedPair(t *testing.T, names map[move.Backend]string) (*peertest.Authority, *Agent, string) {
+	t.Helper()
+	return manageChanged(t, emptyScene(t), AgentOptions{Register: true}, func(a *Agent) {
 		a.pair = newPairing()
 		a.pair.names = names
 	})
