@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// closeOnExec marks the descriptors from 3 on: programs of other users inherit none of those that the caller's shell left
-// open. Later duplicates may be meant for them.
+// closeOnExec marks the descriptors from 3 on. The caller's shell may have left some open, and programs of other users
+// must not inherit them. Later duplicates may be meant for such a program.
 func closeOnExec() error {
 	if unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) == nil {
 		return nil

@@ -68,13 +68,13 @@ func (a *Agent) owns(number move.Backend, name string) error {
 	return nil
 }
 
-// refusal returns the end of an error for a backend that wants the number or the address of another one: what. The caller holds mu.
-func (a *Agent) refusal(number move.Backend, what string, wants peer.Hello) string {
+// refusal returns the end of an error about a number of another backend, or its address (thing). by wants it. The caller holds mu.
+func (a *Agent) refusal(number move.Backend, thing string, by peer.Hello) string {
 	away := a.away(number)
 	if away == 0 || a.names[number] != "" {
-		return ": use another " + what
+		return ": use another " + thing
 	}
-	return admit.Kept{Since: time.Now().Add(-away), For: a.o.IdleTimeout, Flows: a.flowsOf[number] > 0}.Refusal(wants.Name, wants.Number)
+	return admit.Kept{Since: time.Now().Add(-away), For: a.o.IdleTimeout, Flows: a.flowsOf[number] > 0}.Refusal(by.Name, by.Number)
 }
 
 // adoptName gives a number to a backend at the partner, unless another one has it here. The partner knows names of an earlier

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package parts is the end of a meta: the name of its instance, and the names of its maps. Pins without them would be
-// taken for those of another instance, or for all of it.
+// Package parts is the end of a meta: the names of its instance and of its maps. By them a reader notices pins of another
+// instance, and a lost pin.
 package parts
 
 import (
@@ -14,7 +14,7 @@ import (
 // Parts are an instance and its maps, by pin name without prefix. The zero value is of an earlier weir: everything fits.
 type Parts struct {
 	Instance string   `json:"instance"` // SCOPE/FEATURE/NAME
-	Maps     []string `json:"maps"`     // sorted, those without which it does not work
+	Maps     []string `json:"maps"`     // the needed ones, sorted
 	Optional []string `json:"optional,omitempty"`
 }
 
