@@ -202,8 +202,9 @@ func (w world) readsKept(version string, was keptFiles) {
 	}
 }
 
-// sometimes are keys of answers that depend on the moment: a neighbour that does not answer yet.
-var sometimes = []string{"problems", "silent"}
+// sometimes are keys of answers that depend on the moment: a neighbour that does not answer yet,
+// and programs of others at the hooks of the host.
+var sometimes = []string{"problems", "silent", "before", "after"}
 
 // answers are the answers of weir serve's socket by path.
 func (w world) answers() map[string]json.RawMessage {
