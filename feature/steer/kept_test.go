@@ -150,6 +150,45 @@ func TestFormerMemberKeepsTheSlot(t *testing.T) {
 	nstest.Steadily(t, 3*lookEvery, func() error { return w.has(0, a.pid()) })
 }
 
+// A command may change a slot after weir serve has found its member, while weir serve waits for the lock. The command's
+// change stays.
+func TestCommandBeforeAdmission(t *testing.T) {
+	for name, command := range map[string]func(w *world, l *kernel.WriteLock, other *sink) error{
+		"other process admitted": func(w *world, l *kernel.WriteLock, other *sink) error {
+			_, err := engine.AdmitLocked(t.Context(), l, w.slot(0), &service.Member{PID: other.pid()}, nil)
+			engine.Remark(w.root, w.slot(0), nil)
+			return err
+		},
+		"withdrawn": func(w *world, l *kernel.WriteLock, _ *sink) error { return engine.Withdraw(l, w.slot(0)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
+			former, other, member := startSink(t, "udp4=0.0.0.0:9991"), startSink(t, "udp4=0.0.0.0:9991"), startSink(t, "udp4=0.0.0.0:9991")
+			w.member(0, former)
+			w.apply()
+			w.cfg.Services[0].Members = nil
+			write := w.byPIDFile(0)
+			w.apply()
+			w.serve()
+			var pid int
+			w.locked(func(l *kernel.WriteLock) error {
+				write(member)
+				time.Sleep(2 * lookEvery) // weir serve finds the member, and waits
+				err := command(w, l, other)
+				pid = w.state().Slots[0].PID
+				return err
+			})
+			withdrawn := w.state().Slots[0].Withdrawn
+			nstest.Steadily(t, 2*lookEvery, func() error {
+				if s := w.state().Slots[0]; s.PID != pid || s.Withdrawn != withdrawn || s.PID == member.pid() {
+					return fmt.Errorf("%s: the slot is %+v", name, s)
+				}
+				return nil
+			})
+		})
+	}
+}
+
 // TestIdleSlot: with keep, the sockets of an exited process keep its slot, for example in socket activation. Log, status
 // and doctor take this for the normal state. Closed sockets are named by their bound addresses.
 func TestIdleSlot(t *testing.T) {

@@ -185,7 +185,7 @@ func (w *watcher) poll(ctx context.Context) error {
 			}
 			key := slots.Slot{Scope: s.PinScope, Service: s.Name, Slot: slot.Slot}
 			served := slot.Admitted() && !slot.Orphaned(member)
-			if served && !w.awaits(s, slot.Slot) {
+			if served && !engine.Awaited(w.root, s.Record, key) {
 				w.succeed(ctx, s, slot, *member)
 				continue
 			}
@@ -226,6 +226,10 @@ func (w *watcher) admit(ctx context.Context, s *state.Service, n int, m service.
 		var l *kernel.WriteLock
 		var unlock func()
 		if l, unlock, err = w.own.Lock(ctx); err == nil {
+			if !engine.StillDue(l, s.Record, key, s.Slots[n]) {
+				unlock()
+				return
+			}
 			_, err = engine.AdmitLocked(ctx, l, key, &m, &vet)
 			unlock()
 			w.templates.Kick()
@@ -237,17 +241,25 @@ func (w *watcher) admit(ctx context.Context, s *state.Service, n int, m service.
 		return
 	}
 	if err != nil && s.Slots[n].Admitted() {
-		w.sayKept(key, err)
+		w.sayKept(ctx, s, key, err)
 		return
 	}
 	w.say(key, err, "slot admitted")
 }
 
 // sayKept logs once that another process keeps a slot, with the reason its member is not admitted.
-func (w *watcher) sayKept(s slots.Slot, err error) {
-	if w.said.Changed(s, err.Error()) {
-		engine.RemarkKept(w.root, s, err)
-		w.log.Warn("slot kept by another process", "service", s.Service, "slot", s.Slot, "err", err)
+func (w *watcher) sayKept(ctx context.Context, st *state.Service, s slots.Slot, why error) {
+	if !w.said.Changed(s, why.Error()) {
+		return
+	}
+	l, unlock, err := w.own.Lock(ctx)
+	if err != nil {
+		return
+	}
+	defer unlock()
+	if engine.StillDue(l, st.Record, s, st.Slots[s.Slot]) { // a remark after an operator's admission would take the slot away again
+		engine.RemarkKept(w.root, s, why)
+		w.log.Warn("slot kept by another process", "service", s.Service, "slot", s.Slot, "err", why)
 	}
 }
 

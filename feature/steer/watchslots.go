@@ -5,11 +5,8 @@ package steer
 import (
 	"context"
 	"maps"
-	"strconv"
-	"strings"
 
 	"github.com/weir-project/weir/feature/steer/engine"
-	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
@@ -78,14 +75,6 @@ func (w *watcher) succeed(ctx context.Context, s *state.Service, slot slots.Stat
 		return // none, or not complete yet
 	}
 	w.admit(ctx, s, slot.Slot, n)
-}
-
-// awaits reports whether a process from before the member's configuration keeps the slot. The member gets the slot when
-// it appears. A process admitted by an operator keeps its slot, because its admission cleared the remark. With
-// generations, succeed searches for the member.
-func (w *watcher) awaits(s *state.Service, slot int) bool {
-	return s.Record.Service.Generations == nil &&
-		strings.HasPrefix(w.root.Remarks(record.Instance(s.PinScope, s.Name), strconv.Itoa(slot)), engine.KeptMark)
 }
 
 // fallBack gives a slot without its member to the previous generation if that still runs.

@@ -78,7 +78,7 @@ func Admit(ctx context.Context, r *kernel.Root, s slots.Slot, member *service.Me
 // AdmitOnly is Admit restricted to process only. It rejects another process with the same PID.
 func AdmitOnly(ctx context.Context, r *kernel.Root, s slots.Slot, member *service.Member, only slots.Process) (changed bool, err error) {
 	defer func() {
-		if member == nil || err == nil { // the failure of another process does not explain an empty slot
+		if member == nil && err != nil { // the failure of another process does not explain an empty slot
 			Remark(r, s, err)
 		}
 	}()
@@ -116,7 +116,10 @@ func AdmitOnly(ctx context.Context, r *kernel.Root, s slots.Slot, member *servic
 		return false, err
 	}
 	defer l.Unlock()
-	return AdmitLocked(ctx, l, s, &m, &vet)
+	if changed, err = AdmitLocked(ctx, l, s, &m, &vet); err == nil {
+		Remark(r, s, nil) // within the lock: weir serve would give a slot with the remark to the configured member
+	}
+	return changed, err
 }
 
 // AdmitWithin repeats Admit until it succeeds, fails permanently, or wait has passed.

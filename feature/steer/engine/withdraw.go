@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
+	"strings"
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer/record"
@@ -67,6 +69,30 @@ func Withdraw(l *kernel.WriteLock, s slots.Slot) error {
 		return err
 	}
 	return e.forgetExits(p.Row(s.Slot))
+}
+
+// Awaited reports whether a process from before the member's configuration keeps the slot. The member gets the slot
+// when it appears. A process admitted by an operator keeps its slot, because its admission cleared the remark. With
+// generations, weir serve searches for the next one.
+func Awaited(r *kernel.Root, p *record.Service, s slots.Slot) bool {
+	return p.Service.Generations == nil &&
+		strings.HasPrefix(r.Remarks(record.Instance(s.Scope, s.Service), strconv.Itoa(s.Slot)), KeptMark)
+}
+
+// StillDue reports whether a slot needs its member as it did when it was read as was. weir serve searches for members
+// without the lock: a command may withdraw the slot meanwhile, or give it to another process.
+func StillDue(l *kernel.WriteLock, p *record.Service, s slots.Slot, was slots.State) bool {
+	served := was.Admitted() && !was.Orphaned(p.Service.Member(s.Slot))
+	if served && p.Service.Generations == nil && !Awaited(l.Root, p, s) {
+		return false
+	}
+	r, err := slots.Open(l.Root, s.Scope, s.Service)
+	if err != nil {
+		return false
+	}
+	defer r.Close()
+	now, err := r.State(s.Slot)
+	return err == nil && now.Same(was)
 }
 
 // OpenSlot opens the engine and the record of a slot's service. The caller closes the engine.

@@ -4,6 +4,7 @@ package slots
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
@@ -88,6 +89,13 @@ func (s State) Describe() string {
 		return fmt.Sprintf("slot %d: %s", s.Slot, s.Reason)
 	}
 	return fmt.Sprintf("slot %d is empty: %s", s.Slot, s.Reason)
+}
+
+// Same reports whether the slot has the same member, process and sockets in another reading: no command changed it
+// between the two.
+func (s State) Same(o State) bool {
+	return s.State == o.State && s.Withdrawn == o.Withdrawn && s.Exited == o.Exited && s.Member == o.Member &&
+		s.PID == o.PID && s.Drains == o.Drains && maps.Equal(s.Cookies(), o.Cookies())
 }
 
 // Orphaned reports whether the slot's sockets outlived its process. Traffic still flows, but the slot's new process
