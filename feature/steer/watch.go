@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"sync/atomic"
 	"time"
 
@@ -366,6 +367,9 @@ func (w *watcher) follow(ctx context.Context, s *state.Service) (moved bool, err
 		return false, err
 	}
 	defer unlock()
+	if now, err := record.Read(l.Root, record.Instance(s.PinScope, s.Name)); err != nil || !reflect.DeepEqual(now, s.Record) {
+		return false, nil //nolint:nilerr // a command removed or changed it meanwhile
+	}
 	t := newTarget(s.Record.Service, ns)
 	t.devices, t.from = s.DeviceList, s.Record
 	if err := t.publish(ctx, l); err != nil {

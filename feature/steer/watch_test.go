@@ -224,4 +224,17 @@ func testWatcherFollowsNamespace(t *testing.T) {
 	if want := names(s)(state.Assignment{}); got != want {
 		t.Errorf("after the move %s answers, want %s", got, want)
 	}
+	s.kill()
+	w.locked(func(l *kernel.WriteLock) error {
+		scope := w.slot(0).Scope
+		start("third")
+		time.Sleep(2 * lookEvery) // the watcher waits for the lock
+		return engine.RemoveService(l, scope, "svc")
+	})
+	nstest.Steadily(t, 2*lookEvery, func() error {
+		if st, err := state.Read(t.Context(), w.root); err != nil || len(st.Services) > 0 {
+			return fmt.Errorf("a removed service moved to the next namespace: %+v, %v", st.Services, err)
+		}
+		return nil
+	})
 }
