@@ -37,22 +37,45 @@ func (s segment) tagged(t *testing.T, ns *netns.Handle, to net.HardwareAddr, tag
 	})
 }
 
+// TestFlooded checks that frames for other MAC addresses are left alone. A switch floods frames for
+// a dead backend, and a pair of load balancers sent these to each other for ever.
+func TestFlooded(t *testing.T) {
+	sc := newScene(t)
+	sc.nobody(t, netip.MustParseAddr("10.1.0.77"))
+	const untagged = 0
+	backend := mac(t, sc.hosts[0])
+	for name, to := range map[string]net.HardwareAddr{
+		"a backend": backend[:],
+		"everybody": {0xff, 0xff, 0xff, 0xff, 0xff, 0xff},
+		"a group":   {1, 0, 0x5e, 0, 0, 1},
+	} {
+		before, err := sc.f.Counts()
+		if err != nil {
+			t.Fatal(err)
+		}
+		first, second := netip.MustParseAddrPort("10.1.0.77:1"), netip.MustParseAddrPort("10.1.0.77:2")
+		segment{flags: tcpSYN}.tagged(t, sc.client, to, untagged, first, service4)
+		segment{flags: tcpSYN}.tagged(t, sc.client, macOf(t, sc.middle, "c"), untagged, second, service4) // after it, on the same device
+		becomes(t, sc.f, Key{Client: second}, "known by the frame for the load balancer", func(Flow) bool { return true })
+		if fl, err := sc.f.Flow(Key{Client: first}); !errors.Is(err, errNoFlow) {
+			t.Errorf("by a frame for %s: %+v, %v", name, fl, err)
+		}
+		after, err := sc.f.Counts()
+		if err != nil || after.In != before.In+1 {
+			t.Errorf("after a frame for %s: %+v, %v: before %+v", name, after, err, before)
+		}
+		if err := sc.f.maps.LbFlows.Delete(Key{Client: second}.Raw()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestTagged checks that packets of a VLAN are left to the VLAN's device, from clients and
 // backends. They are neither learned nor forwarded. A priority tag changes nothing.
 func TestTagged(t *testing.T) {
 	sc := newScene(t)
 	sc.nobody(t, netip.MustParseAddr("10.1.0.77"))
-	near := func(device string) (mac net.HardwareAddr) {
-		t.Helper()
-		do(t, sc.middle, func() error {
-			l, err := netlink.LinkByName(device)
-			if err == nil {
-				mac = l.Attrs().HardwareAddr
-			}
-			return err
-		})
-		return mac
-	}
+	near := func(device string) net.HardwareAddr { return macOf(t, sc.middle, device) }
 	const vlan, priority = 3<<13 | 7, 3 << 13
 	client := func(port uint16) netip.AddrPort {
 		return netip.AddrPortFrom(netip.MustParseAddr("10.1.0.77"), port)

@@ -11,6 +11,7 @@
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
 #include <linux/in.h>
+#include <linux/if_packet.h>
 #include <linux/ip.h>
 #include <linux/ipv6.h>
 #include <linux/pkt_cls.h>
@@ -957,7 +958,11 @@ static __always_inline int of_user(struct __sk_buff *skb, const struct packet *p
 	return dropped && *dropped;
 }
 
-/* lb_in runs at every device. */
+/*
+ * lb_in runs at every device. It leaves frames for other MAC addresses to the kernel, which drops
+ * them. A switch floods frames for a silent host, such as a dead backend. Two load balancers would
+ * send them to the dead backend again for ever.
+ */
 SEC("tc")
 int lb_in(struct __sk_buff *skb)
 {
@@ -966,6 +971,8 @@ int lb_in(struct __sk_buff *skb)
 
 	if (intruder(skb))
 		return TC_ACT_SHOT;
+	if (skb->pkt_type != PACKET_HOST)
+		return TC_ACT_UNSPEC;
 	if (read(skb, &p))
 		return TC_ACT_UNSPEC;
 	if (of_user(skb, &p)) {
