@@ -184,8 +184,8 @@ func TestRegisterOutages(t *testing.T) {
 	expect(two, "", "backend h2 is removed: ")
 }
 
-// TestRegisteredOutages checks that a file that gives the number of a registered backend with flows to
-// another name, or gives that backend another number or address, is an outage.
+// TestRegisteredOutages checks that a file that gives the number or address of a registered backend
+// with flows to another name, or gives that backend another number or address, is an outage.
 func TestRegisteredOutages(t *testing.T) {
 	sc := newScene(t)
 	sc.f.Close()
@@ -220,6 +220,7 @@ func TestRegisteredOutages(t *testing.T) {
 	expect("h1: {number: 1, address: 10.2.1.9}", "backend h1 gets address 10.2.1.9 in place of 10.2.0.2: 1 flow")
 	expect("h1: {number: 1, address: 10.2.0.2}", "")
 	expect("new: {number: 3, address: 10.2.1.9}", "")
+	expect("new: {number: 3, address: 10.2.0.2}", "backend new gets address 10.2.0.2 of registered backend h1: 1 flow loses its backend; drain h1 first")
 	stop()
 	expect("new: {number: 1}", "backend new gets number 1 of registered backend h1: 1 flow")
 }

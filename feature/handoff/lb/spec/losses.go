@@ -148,8 +148,8 @@ func (c *Config) lostBackends(want *Config) (out []Loss) {
 	return out
 }
 
-// Taken returns the losses of backends outside c, if want gives their number to another name, or
-// them another number or address. names are the owners of numbers, addresses those of connected
+// Taken returns the losses of backends outside c, if want gives their number or address to another
+// name, or them another number or address. names are the owners of numbers, addresses those of connected
 // backends.
 func (c *Config) Taken(want *Config, names map[move.Backend]string, addresses map[move.Backend]netip.Addr) (out []Loss) {
 	was := c.numbers()
@@ -169,6 +169,8 @@ func (c *Config) Taken(want *Config, names map[move.Backend]string, addresses ma
 				lose(number, "", "number %d in place of %d, and its flows are known by the old one", b.Number, number)
 			case owner == name && at.IsValid() && b.Address.IsValid() && b.Address.Unmap() != at:
 				lose(number, "", "address %s in place of %s", b.Address, at)
+			case owner != name && at.IsValid() && b.Address.Unmap() == at:
+				lose(number, "drain "+owner+" first: run weir handoff drain there", "address %s of registered backend %s", b.Address, owner)
 			}
 		}
 	}
