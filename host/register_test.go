@@ -202,6 +202,52 @@ func TestRegistrationIsRefused(t *testing.T) {
 	}
 }
 
+// A command may change a slot while a registration waits for its check. The registration has no right to the slot then.
+func TestRegistrationDuringChange(t *testing.T) {
+	const text = `
+services:
+  telemetry:
+    listen: [udp 127.0.0.1:4739, tcp 127.0.0.1:4739]
+    steer: {slots: 1}
+    members: [{slot: 0, user: "%d", ready: {command: [/bin/sh, -c, 'touch "$0/asked"; test -e "$0/ready"', %s], interval: 10ms, timeout: 1m}}]
+`
+	for name, c := range map[string]struct {
+		command func(w world, dir string)
+		want    string
+	}{
+		"user changed": {func(w world, dir string) { w.apply(w.config(text, nobody-1, dir)) }, "user 65534 may not register for slot 0"},
+		"withdrawn":    {func(w world, _ string) { w.withdraw(0) }, "withdrawn by weir steer withdraw"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			dir, err := os.MkdirTemp("", "ready") // the check runs as the collector's user
+			if err == nil {
+				t.Cleanup(func() { os.RemoveAll(dir) })
+				err = os.Chmod(dir, 0o777)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.apply(w.config(text, nobody, dir))
+			s := w.serve()
+			answer := make(chan string, 1)
+			go func() {
+				line, _, _ := s.collector(nobody, asCollector("telemetry 0 127.0.0.1:4739"))
+				answer <- line
+			}()
+			nstest.Eventually(t, func() error { _, err := os.Stat(dir + "/asked"); return err })
+			c.command(w, dir)
+			if err := os.WriteFile(dir+"/ready", nil, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if line := <-answer; !strings.Contains(line, c.want) {
+				t.Errorf("the answer is %q, want %q", line, c.want)
+			}
+			w.slotIs(0, 0)
+		})
+	}
+}
+
 // All users may connect to the socket for collectors, without reading anything there.
 func TestRegisterSocketReadsNothing(t *testing.T) {
 	w := newWorld(t)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os/user"
+	"reflect"
 	"slices"
 	"strconv"
 	"time"
@@ -51,15 +52,13 @@ func RegisterPeer(ctx context.Context, r *kernel.Root, name string, slot int, pe
 	if err != nil {
 		return err
 	}
-	m, err := authorise(p, ctx, s, peer)
-	if err != nil {
+	if _, err := authorise(p, ctx, s, peer); err != nil {
 		return err
 	}
-	m.PID = peer.PID
 	var last error
 	for {
 		began := time.Now()
-		err := lookOnce(ctx, r, s, &m, who, peer.UID)
+		ready, err := lookOnce(ctx, r, s, who, peer)
 		if errors.Is(err, errTurn) && last != nil {
 			err = last
 		}
@@ -69,7 +68,7 @@ func RegisterPeer(ctx context.Context, r *kernel.Root, name string, slot int, pe
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("slot %d of %s stays empty: %w", slot, name, err)
-		case <-time.After(pauseAfter(err, m.Ready, time.Since(began), peer.UID)):
+		case <-time.After(pauseAfter(err, ready, time.Since(began), peer.UID)):
 		}
 	}
 }
@@ -91,34 +90,59 @@ var registering turns
 // between is the minimum time between two searches for one process.
 const between = 20 * time.Millisecond
 
-// lookOnce searches for a process's sockets when it is its user's turn, and admits the process if they exist.
-func lookOnce(ctx context.Context, r *kernel.Root, s slots.Slot, m *service.Member, who slots.Process, uid uint32) error {
-	done, err := registering.claim(ctx, uid)
+// lookOnce searches for a process's sockets when it is its user's turn, and admits the process if they exist. It returns
+// the slot's check.
+func lookOnce(ctx context.Context, r *kernel.Root, s slots.Slot, who slots.Process, peer Peer) (*service.Ready, error) {
+	done, err := registering.claim(ctx, peer.UID)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	err = find(ctx, r, s, m)
+	m, err := find(ctx, r, s, peer)
 	if err != nil {
 		done(0)
-		return err
+		return m.Ready, err
 	}
 	// The sockets exist. The check and the lock may take long, so the next process need not wait for them.
 	done(2)
-	_, err = engine.AdmitOnly(ctx, r, s, m, who)
-	return err
+	_, err = engine.AdmitOnly(ctx, r, s, &m, who, func() error {
+		brief, cancel := context.WithTimeout(ctx, engine.UnderLock)
+		defer cancel()
+		now, err := entitled(brief, r, s, peer)
+		if err == nil && !reflect.DeepEqual(now, m) {
+			err = fmt.Errorf("%w: the slot's member was changed meanwhile", service.ErrNotReady)
+		}
+		return err
+	})
+	return m.Ready, err
 }
 
-// find returns nil if a process has all sockets of a slot and the slot accepts it.
-func find(ctx context.Context, r *kernel.Root, s slots.Slot, m *service.Member) error {
-	if err := notWithdrawn(r, s); err != nil {
-		return err
+// find returns the peer as a member if it has all sockets of a slot, and the slot accepts it.
+func find(ctx context.Context, r *kernel.Root, s slots.Slot, peer Peer) (service.Member, error) {
+	m, err := entitled(ctx, r, s, peer)
+	if err != nil {
+		return m, err
 	}
 	p, err := record.Read(r, record.Instance(s.Scope, s.Service))
 	if err != nil {
-		return fmt.Errorf("service %s: %w", s.Service, err)
+		return m, fmt.Errorf("service %s: %w", s.Service, err)
 	}
-	_, err = engine.FindMember(p, ctx, s, *m)
-	return err
+	_, err = engine.FindMember(p, ctx, s, m)
+	return m, err
+}
+
+// entitled returns the peer as a member of a slot. It returns an error if the peer may not have the slot now: the
+// configuration may have changed while it waited, or an operator has withdrawn the slot.
+func entitled(ctx context.Context, r *kernel.Root, s slots.Slot, peer Peer) (service.Member, error) {
+	if err := notWithdrawn(r, s); err != nil {
+		return service.Member{}, err
+	}
+	p, err := record.Read(r, record.Instance(s.Scope, s.Service))
+	if err != nil {
+		return service.Member{}, fmt.Errorf("service %s: %w", s.Service, err)
+	}
+	m, err := authorise(p, ctx, s, peer)
+	m.PID = peer.PID
+	return m, err
 }
 
 // process checks that the PID still belongs to the connected process: the user must be the same.

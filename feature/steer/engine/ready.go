@@ -72,11 +72,12 @@ func checkRequest(p *record.Service, slot int, who slots.Process) service.Asked 
 // Admit gives a slot to member, or to the configured member if member is nil, like [AdmitLocked]. It runs the member's
 // check before it takes the lock. It tries once: [Waiting] recognizes temporary errors.
 func Admit(ctx context.Context, r *kernel.Root, s slots.Slot, member *service.Member) (changed bool, err error) {
-	return AdmitOnly(ctx, r, s, member, slots.Process{})
+	return AdmitOnly(ctx, r, s, member, slots.Process{}, nil)
 }
 
-// AdmitOnly is Admit restricted to process only. It rejects another process with the same PID.
-func AdmitOnly(ctx context.Context, r *kernel.Root, s slots.Slot, member *service.Member, only slots.Process) (changed bool, err error) {
+// AdmitOnly is Admit restricted to process only. It rejects another process with the same PID. It calls allowed with the
+// lock, because a command may change the slot during the check: an error ends the admission.
+func AdmitOnly(ctx context.Context, r *kernel.Root, s slots.Slot, member *service.Member, only slots.Process, allowed func() error) (changed bool, err error) {
 	defer func() {
 		if member == nil && err != nil { // the failure of another process does not explain an empty slot
 			Remark(r, s, err)
@@ -116,6 +117,11 @@ func AdmitOnly(ctx context.Context, r *kernel.Root, s slots.Slot, member *servic
 		return false, err
 	}
 	defer l.Unlock()
+	if allowed != nil {
+		if err := allowed(); err != nil {
+			return false, err
+		}
+	}
 	if changed, err = AdmitLocked(ctx, l, s, &m, &vet); err == nil {
 		Remark(r, s, nil) // within the lock: weir serve would give a slot with the remark to the configured member
 	}
