@@ -107,6 +107,11 @@ func warnAbout(s *state.Service, plan *feature.Plan, t target) {
 	if p.Bypassed {
 		plan.Warn("service %s is bypassed: the kernel alone chooses until weir bypass --off %s", s.Name, s.Name)
 	}
+	for n := range t.service.Slots {
+		if s.Withdrawn(n) {
+			plan.Warn("slot %d of service %s stays withdrawn until weir steer admit %s --slot %d", n, s.Name, s.Name, n)
+		}
+	}
 	for _, slot := range p.Drained {
 		plan.Warn("slot %d of service %s is drained until weir steer undrain %s --slot %d", slot, s.Name, s.Name, slot)
 	}
@@ -306,6 +311,9 @@ func planService(ctx context.Context, plan *feature.Plan, have state.State, t ta
 func planMembers(plan *feature.Plan, t target, have *state.Service) {
 	vet := &engine.Vetting{Rate: t.rate, Limit: engine.UnderLock} // shared by all: hung checks must not add up
 	for _, m := range t.service.Members {
+		if have.Withdrawn(m.Slot) { // until an operator admits it again
+			continue
+		}
 		if have != nil && m.Slot < len(have.Slots) && have.Slots[m.Slot].Admitted() && have.Slots[m.Slot].Member == m.String() && sameBound(have.Record, m) {
 			continue
 		}

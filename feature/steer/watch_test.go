@@ -181,6 +181,22 @@ func testWatcherLeavesWithdrawn(t *testing.T) {
 		return nil
 	})
 	w.check(sources(2), loopback4, names(nil))
+	buffer := 1 << 20
+	w.cfg.Services[0].ReceiveBuffer = &buffer
+	for range 2 { // with a change, and without
+		st, err := state.Read(t.Context(), w.root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := Feature{}.Plan(t.Context(), st, w.cfg)
+		if err != nil || !slices.Contains(p.Warnings, "slot 0 of service svc stays withdrawn until weir steer admit svc --slot 0") {
+			t.Errorf("the plan's warnings are %q, %v", p.Warnings, err)
+		}
+		w.apply()
+		if s := w.state().Slots[0]; !s.Withdrawn {
+			t.Errorf("after weir apply: %+v", s)
+		}
+	}
 	w.locked(func(l *kernel.WriteLock) error {
 		_, err := engine.AdmitLocked(t.Context(), l, slot, nil, nil)
 		return err

@@ -11,3 +11,8 @@ import (
 func (s *Service) OpenNetns() (*netns.Handle, error) {
 	return slots.OpenNetns(s.Record.Netns, netns.ID{Inode: s.Inode, Cookie: s.Record.Cookie})
 }
+
+// Withdrawn reports whether an operator keeps a slot empty. No slot of a nil service is withdrawn.
+func (s *Service) Withdrawn(slot int) bool {
+	return s != nil && slot < len(s.Slots) && s.Slots[slot].Withdrawn
+}
