@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -297,6 +298,13 @@ func TestFindNetns(t *testing.T) {
 	}
 	defer theirs.Close()
 	dead := Member{PIDFile: "/nonexistent"}
+	user := exec.Command("sleep", "60")
+	user.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNET, Pdeathsig: unix.SIGKILL}
+	if err := user.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer user.Wait()
+	defer user.Process.Kill()
 	for what, c := range map[string]struct {
 		netns   string
 		members []Member
@@ -310,6 +318,8 @@ func TestFindNetns(t *testing.T) {
 		"of a member":        {"", []Member{{PID: d.pid()}}, theirs, true},
 		"of the one running": {"", []Member{dead, {PID: d.pid()}}, theirs, true},
 		"none running":       {"", []Member{dead, dead}, own, false},
+		"of a user's own":    {"", []Member{{PID: user.Process.Pid}}, own, false},
+		"of another member":  {"", []Member{{PID: user.Process.Pid}, {PID: d.pid()}}, theirs, true},
 	} {
 		ns, certain, err := Spec{Netns: c.netns, Members: c.members}.FindNetns(t.Context())
 		if err != nil {

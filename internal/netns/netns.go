@@ -144,6 +144,18 @@ func (h *Handle) Close() error { return h.f.Close() }
 // so pair it with Cookie for permanent use.
 func (h *Handle) Inode() uint64 { return h.ino }
 
+// Ours reports whether the namespace's owner is the user namespace of this process (NS_GET_USERNS,
+// ioctl_nsfs(2)). Every user can make a user namespace with network namespaces of its own.
+func (h *Handle) Ours() bool {
+	fd, err := unix.IoctlRetInt(h.FD(), unix.NS_GET_USERNS)
+	if err != nil {
+		return false // the owner is no descendant of ours
+	}
+	defer unix.Close(fd)
+	var owner, own unix.Stat_t
+	return unix.Fstat(fd, &owner) == nil && unix.Stat("/proc/self/ns/user", &own) == nil && owner.Dev == own.Dev && owner.Ino == own.Ino
+}
+
 // String returns "net:[4026531840]", as in /proc/PID/ns, followed by the name used to open it, if
 // any.
 func (h *Handle) String() string {
