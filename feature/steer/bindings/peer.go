@@ -107,7 +107,7 @@ func lookOnce(ctx context.Context, r *kernel.Root, s slots.Slot, who slots.Proce
 	_, err = engine.AdmitOnly(ctx, r, s, &m, who, func() error {
 		brief, cancel := context.WithTimeout(ctx, engine.UnderLock)
 		defer cancel()
-		now, err := entitled(brief, r, s, peer)
+		_, now, err := entitled(brief, r, s, peer)
 		if err == nil && !reflect.DeepEqual(now, m) {
 			err = fmt.Errorf("%w: the slot's member was changed meanwhile", service.ErrNotReady)
 		}
@@ -118,31 +118,25 @@ func lookOnce(ctx context.Context, r *kernel.Root, s slots.Slot, who slots.Proce
 
 // find returns the peer as a member if it has all sockets of a slot, and the slot accepts it.
 func find(ctx context.Context, r *kernel.Root, s slots.Slot, peer Peer) (service.Member, error) {
-	m, err := entitled(ctx, r, s, peer)
-	if err != nil {
-		return m, err
+	p, m, err := entitled(ctx, r, s, peer)
+	if err == nil {
+		_, err = engine.FindMember(p, ctx, s, m)
 	}
-	p, err := record.Read(r, record.Instance(s.Scope, s.Service))
-	if err != nil {
-		return m, fmt.Errorf("service %s: %w", s.Service, err)
-	}
-	_, err = engine.FindMember(p, ctx, s, m)
 	return m, err
 }
 
-// entitled returns the peer as a member of a slot. It returns an error if the peer may not have the slot now: the
-// configuration may have changed while it waited, or an operator has withdrawn the slot.
-func entitled(ctx context.Context, r *kernel.Root, s slots.Slot, peer Peer) (service.Member, error) {
+// entitled returns a slot's service, and the peer as a member of the slot. It returns an error if the peer may not have
+// the slot now: the configuration may have changed while it waited, or an operator has withdrawn the slot.
+func entitled(ctx context.Context, r *kernel.Root, s slots.Slot, peer Peer) (p *record.Service, m service.Member, err error) {
 	if err := notWithdrawn(r, s); err != nil {
-		return service.Member{}, err
+		return nil, m, err
 	}
-	p, err := record.Read(r, record.Instance(s.Scope, s.Service))
-	if err != nil {
-		return service.Member{}, fmt.Errorf("service %s: %w", s.Service, err)
+	if p, err = record.Read(r, record.Instance(s.Scope, s.Service)); err != nil {
+		return nil, m, fmt.Errorf("service %s: %w", s.Service, err)
 	}
-	m, err := authorise(p, ctx, s, peer)
+	m, err = authorise(p, ctx, s, peer)
 	m.PID = peer.PID
-	return m, err
+	return p, m, err
 }
 
 // process checks that the PID still belongs to the connected process: the user must be the same.
