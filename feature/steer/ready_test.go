@@ -15,6 +15,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
 )
@@ -107,6 +108,22 @@ func TestRegisterAsksWhetherReady(t *testing.T) {
 	})
 	if took := time.Since(began); took > 20*time.Second {
 		t.Errorf("the lock was held for %s", took)
+	}
+	waiting := make(chan error, 1)
+	go func() {
+		_, err := engine.AdmitWithin(t.Context(), w.root, w.slot(0), nil, time.Minute)
+		waiting <- err
+	}()
+	runs := func() string { text, _ := os.ReadFile(filepath.Join(dir, "runs")); return string(text) }
+	before := runs()
+	nstest.Until(t, "the check of the waiting admission", func() bool { return runs() != before })
+	w.locked(func(l *kernel.WriteLock) error { return engine.Withdraw(l, w.slot(0)) })
+	touch(t, filepath.Join(dir, "ready"))
+	if err := <-waiting; err == nil || !strings.Contains(err.Error(), "slot 0 of svc was withdrawn meanwhile") {
+		t.Errorf("withdrawn during its check: %v", err)
+	}
+	if err := os.Remove(filepath.Join(dir, "ready")); err != nil {
+		t.Fatal(err)
 	}
 	go func() { time.Sleep(50 * time.Millisecond); os.WriteFile(filepath.Join(dir, "ready"), nil, 0o644) }()
 	if changed, err := engine.AdmitWithin(t.Context(), w.root, w.slot(0), nil, time.Minute); err != nil || !changed {

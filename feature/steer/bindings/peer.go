@@ -221,13 +221,8 @@ func lookupUID(name string) (uint32, error) {
 
 // notWithdrawn returns ErrWithdrawn if an operator has withdrawn the slot.
 func notWithdrawn(r *kernel.Root, s slots.Slot) error {
-	slots, err := slots.Open(r, s.Scope, s.Service)
-	if err != nil {
-		return err
-	}
-	defer slots.Close()
-	now, err := slots.State(s.Slot)
-	if err == nil && now.Withdrawn {
+	withdrawn, err := engine.IsWithdrawn(r, s)
+	if err == nil && withdrawn {
 		err = fmt.Errorf("slot %d of %s is %w: weir steer admit admits its member again", s.Slot, s.Service, ErrWithdrawn)
 	}
 	return err

@@ -128,9 +128,23 @@ func AdmitOnly(ctx context.Context, r *kernel.Root, s slots.Slot, member *servic
 	return changed, err
 }
 
-// AdmitWithin repeats Admit until it succeeds, fails permanently, or wait has passed.
+// AdmitWithin repeats Admit until it succeeds, fails permanently, or wait has passed. A withdrawal meanwhile ends it,
+// because the later command counts.
 func AdmitWithin(ctx context.Context, r *kernel.Root, s slots.Slot, member *service.Member, wait time.Duration) (changed bool, err error) {
-	err = Within(ctx, wait, func() (err error) { changed, err = Admit(ctx, r, s, member); return err })
+	was, err := IsWithdrawn(r, s)
+	if err != nil {
+		return false, err
+	}
+	stays := func() error {
+		if now, err := IsWithdrawn(r, s); err != nil || was || !now {
+			return err
+		}
+		return fmt.Errorf("slot %d of %s was withdrawn meanwhile", s.Slot, s.Service)
+	}
+	err = Within(ctx, wait, func() (err error) {
+		changed, err = AdmitOnly(ctx, r, s, member, slots.Process{}, stays)
+		return err
+	})
 	if Waiting(err) {
 		err = fmt.Errorf("slot %d of %s stays empty after %s: %w", s.Slot, s.Service, strings.TrimSuffix(wait.String(), "0s"), err)
 	}

@@ -71,6 +71,20 @@ func Withdraw(l *kernel.WriteLock, s slots.Slot) error {
 	return e.forgetExits(p.Row(s.Slot))
 }
 
+// IsWithdrawn reports whether an operator keeps a slot empty.
+func IsWithdrawn(r *kernel.Root, s slots.Slot) (bool, error) {
+	all, err := slots.Open(r, s.Scope, s.Service)
+	if err != nil {
+		return false, err
+	}
+	defer all.Close()
+	if s.Slot < 0 || s.Slot >= all.Slots() {
+		return false, fmt.Errorf("%w: %s has slots 0 to %d", record.ErrNoSlot, s.Service, all.Slots()-1)
+	}
+	now, err := all.State(s.Slot)
+	return now.Withdrawn, err
+}
+
 // Awaited reports whether a process from before the member's configuration keeps the slot. The member gets the slot
 // when it appears. A process admitted by an operator keeps its slot, because its admission cleared the remark. With
 // generations, weir serve searches for the next one.
